@@ -12,7 +12,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.checks.replicas import seeing
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.specification import ModelAsked
+from pyrofl.inference.evaluation.specification import ModelOptions
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.tensors import Tensors
 
@@ -24,7 +24,7 @@ def new_client_posterior(
     client: str,
     sizes: Sequence[int] = (0, 1, 2, 5, 10, 20),
     draws: int = 1000,
-    **asked: Unpack[ModelAsked],
+    **asked: Unpack[ModelOptions],
 ) -> dict[int, Tensors]:
     """Draw from the posterior of a held-out client, for increasing numbers of its rows.
 
@@ -50,7 +50,7 @@ def new_client_posterior(
     found = {}
     for n in sizes:
         alone, known, i = joining(method, data, client, n)
-        how: ModelAsked = {"adaptation": "train", **asked}
+        how: ModelOptions = {"adaptation": "train", **asked}
         sites = posterior(alone, known, state, draws, ids=torch.tensor([i]), **how)
         found[n] = {name: v[:, 0] for name, v in sites.items()}
     return found

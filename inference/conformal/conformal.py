@@ -57,7 +57,7 @@ from pyrofl.inference.conformal.sets import (
 )
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import refuse_absent_states
-from pyrofl.inference.evaluation.predictions import PredictionAsked
+from pyrofl.inference.evaluation.predictions import PredictionOptions
 from pyrofl.inference.evaluation.specification import EvaluationSpec, default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.turns import synchronized
@@ -77,7 +77,7 @@ def conformal(
     randomized: bool = True,
     num_quantiles: Count = 100,
     weights: Weights | None = None,
-    **asked: Unpack[PredictionAsked],
+    **asked: Unpack[PredictionOptions],
 ) -> Conformal:
     """Calibrate prediction sets that contain the response with probability 1 - alpha.
 

@@ -24,7 +24,7 @@ from pyrofl.inference.evaluation.predictions import (
     input_rows,
     named_clients,
     predictions,
-    refuse_known,
+    refuse_trained_clients,
 )
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
@@ -168,7 +168,7 @@ class Conformal(Summarised):
         """
         owners = named_clients(self.run.data, x, client) if client is None else []
         why = "and thresholds differ between clients; pass client= and its rows, one at a time"
-        refuse_known(owners, self.run.data.names, why)
+        refuse_trained_clients(owners, self.run.data.names, why)
         pooling = pooling or ("new_client" if client is None else "client")
         known(pooling, ("client", "pooled", "new_client"), "pooling")
         if client is None and pooling == "client":

@@ -121,8 +121,8 @@ class Aggregator:
         weights: Tensors = {}
         for names, patterns in self.groups(values):
             with calling(f"the weight of {patterns!r}", message):
-                found = weights[patterns] = self.weights[patterns](message, cohort)
-            _refuse_odd_weights(patterns, found, values, names)
+                pattern_weights = weights[patterns] = self.weights[patterns](message, cohort)
+            _refuse_odd_weights(patterns, pattern_weights, values, names)
         return Weighed(values, weights)
 
     def fold(self, *parts: Weighed) -> Weighed:
@@ -149,21 +149,21 @@ class Aggregator:
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
         """Aggregate every tensor over clients; keep its old value if all its weights are zero."""
-        found: Tensors = {}
+        aggregated: Tensors = {}
         for names, patterns in self.groups(weighed.values):
-            mine = {n: weighed.values[n] for n in names}
-            old = {n: before.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
-            found |= _pool(combine, mine, weighed.weights[patterns], old, least)
-        return found
+            values = {n: weighed.values[n] for n in names}
+            old = {n: before.get(n, torch.zeros_like(v[0])) for n, v in values.items()}
+            aggregated |= _pool(combine, values, weighed.weights[patterns], old, least)
+        return aggregated
 
     def groups(self, values: Tensors) -> list[tuple[list[str], str]]:
         """Group tensor names by the first pattern in `weights` that they match."""
-        found: dict[str, list[str]] = {}
+        names_by_pattern: dict[str, list[str]] = {}
         for name in values:
             first = next((p for p in self.weights if matches(name, p)), None)
             if first is not None:
-                found.setdefault(first, []).append(name)
-        return [(names, patterns) for patterns, names in found.items()]
+                names_by_pattern.setdefault(first, []).append(name)
+        return [(names, patterns) for patterns, names in names_by_pattern.items()]
 
 
 def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
@@ -190,14 +190,14 @@ def _pool(
     """
     if weight.dim() == 1:
         return as_tensors("what the rule returns", combine(values, weight, before))
-    found = []
-    for k, own in enumerate(weight.unbind(1)):
-        at = own.nonzero().flatten()
+    components = []
+    for k, component_weights in enumerate(weight.unbind(1)):
+        at = component_weights.nonzero().flatten()
         old = {n: v[k] for n, v in before.items()}
         sent = {n: v[at, k] for n, v in values.items()}
-        unused = bool((own >= 0).all() and own.sum() <= least)
-        found.append(old if unused else combine(sent, own[at], old))
-    return {n: torch.stack([one[n] for one in found]) for n in values}
+        unused = bool((component_weights >= 0).all() and component_weights.sum() <= least)
+        components.append(old if unused else combine(sent, component_weights[at], old))
+    return {n: torch.stack([one[n] for one in components]) for n in values}
 
 
 def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
@@ -243,16 +243,18 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
         New values and optimizer state, for the server's state.
     """
     params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
-    optimiser = make(list(params.values()))
-    for group in optimiser.param_groups:
+    optimizer = make(list(params.values()))
+    for group in optimizer.param_groups:
         # A fused optimizer needs equal strides, and state of all tensors or of none.
         group["fused"] = None
     for n, p in params.items():
         p.grad = gradient[n].detach()[None].clone()
         start = f"{role}/{n}:"
-        known = {k.removeprefix(start): v for k, v in server.items() if k.startswith(start)}
-        optimiser.state[p] = {k: v.clone() for k, v in known.items()}
-    optimiser.step()
-    state = {f"{role}/{n}:{k}": v for n, p in params.items() for k, v in optimiser.state[p].items()}
+        optimizer_state = {
+            k.removeprefix(start): v for k, v in server.items() if k.startswith(start)
+        }
+        optimizer.state[p] = {k: v.clone() for k, v in optimizer_state.items()}
+    optimizer.step()
+    state = {f"{role}/{n}:{k}": v for n, p in params.items() for k, v in optimizer.state[p].items()}
     memory = {n: v for n, v in state.items() if torch.is_tensor(v)}
     return {n: p.detach()[0] for n, p in params.items()} | memory

@@ -144,9 +144,9 @@ def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)
-    kept = slice(each, len(value) - each)
-    share = weight.to(value)[order.indices[kept]]
-    return (share / share.sum(0) * order.values[kept]).sum(0)
+    central = slice(each, len(value) - each)
+    share = weight.to(value)[order.indices[central]]
+    return (share / share.sum(0) * order.values[central]).sum(0)
 
 
 def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
@@ -164,8 +164,8 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
             f"least {least} messages in every round"
         )
     flat = torch.cat([v.reshape(clients, -1) for v in message.values()], 1)
-    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-    nearest = apart.sort(1).values[:, 1 : clients - bad - 1]  # the first is the message itself
+    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+    nearest = distances.sort(1).values[:, 1 : clients - bad - 1]  # the first is the message itself
     chosen = nearest.sum(1).argsort(stable=True)[:best].sort().values
     return average({n: v[chosen] for n, v in message.items()}, weight[chosen])
 
@@ -176,5 +176,5 @@ def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> T
     factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
     near = {n: server[n] + like(factor, v) * v for n, v in change.items()}
     # Messages within the norm stay bitwise unchanged.
-    kept = {n: torch.where(like(factor < 1, v), near[n], v) for n, v in message.items()}
-    return average(kept, weight)
+    clipped_message = {n: torch.where(like(factor < 1, v), near[n], v) for n, v in message.items()}
+    return average(clipped_message, weight)

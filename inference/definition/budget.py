@@ -83,10 +83,10 @@ class PrivacySpent(NamedTuple):
         return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:
-        told = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
+        text = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
         if large := too_large(self.delta, len(self.clients)):
-            told = f"{told}; {large}"
-        return f"{told}; {SEEDED}" if self.seeded else told
+            text = f"{text}; {large}"
+        return f"{text}; {SEEDED}" if self.seeded else text
 
 
 def too_large(delta: float, clients: int) -> str:
@@ -133,11 +133,16 @@ class PrivacyAccountant:
             )
         noise, delta, law = self.privacy.noise_multiplier, self.privacy.delta, self.sampling.law
         seeded = self.privacy.seed is not None
-        known = {n: _epsilon("REPLACE_SPECIAL", ("Gaussian", noise), n, delta) for n in {*times}}
-        each = tuple(known[n] for n in times)
-        worst, told = max(each, default=0.0), "Gaussian noise in each round that it took part in"
+        epsilon_by_rounds = {
+            n: _epsilon("REPLACE_SPECIAL", ("Gaussian", noise), n, delta) for n in {*times}
+        }
+        each = tuple(epsilon_by_rounds[n] for n in times)
+        worst, assumption = (
+            max(each, default=0.0),
+            "Gaussian noise in each round that it took part in",
+        )
         if self.privacy.where == "client" or law == "all":
-            return PrivacySpent(worst, delta, each, told, seeded)
+            return PrivacySpent(worst, delta, each, assumption, seeded)
         share = self.sampling.expected / self.clients
         if law == "each by itself":
             event: tuple[Any, ...] = ("PoissonSampled", share, ("Gaussian", noise))
@@ -148,11 +153,11 @@ class PrivacyAccountant:
             bound = f"sampling {many} of {self.clients} without replacement, replace-one"
             relation = "REPLACE_ONE"
         left = delta - rounds * self.sampling.odd
-        found = _epsilon(relation, event, rounds, left) if left > 0 else worst
-        if found >= worst:
-            return PrivacySpent(worst, delta, each, told, seeded)
+        amplified = _epsilon(relation, event, rounds, left) if left > 0 else worst
+        if amplified >= worst:
+            return PrivacySpent(worst, delta, each, assumption, seeded)
         return PrivacySpent(
-            found, delta, each, f"{bound}; the participation seed must be secret", seeded
+            amplified, delta, each, f"{bound}; the participation seed must be secret", seeded
         )
 
 

@@ -48,7 +48,7 @@ class Description:
     parts: dict[str, str] = field(default_factory=dict)
     constants: Tensors = field(default_factory=dict)
     has_text: bool = True
-    _known: dict[int, Any] = field(default_factory=dict)  # references keep ids unique
+    _described: dict[int, Any] = field(default_factory=dict)  # references keep ids unique
 
     def add(self, path: str, value: Any) -> None:
         """Add a value and all nested values to the text that identifies a method, each once."""
@@ -57,13 +57,17 @@ class Description:
                 self.parts[path] = repr(value)
             return
         inner = value.layer if isinstance(value, _Trained) else value
-        if id(inner) in self._known:
+        if id(inner) in self._described:
             return
-        self._known[id(inner)] = inner
+        self._described[id(inner)] = inner
         if self.has_text:
             self.parts[path] = _kind(inner)
         for name, part in _parts(value):
-            if isinstance(inner, nn.Module) and isinstance(part, Tensor) and name in _own(inner):
+            if (
+                isinstance(inner, nn.Module)
+                and isinstance(part, Tensor)
+                and name in _direct_tensors(inner)
+            ):
                 self.constants[f"{path}.{name}"] = part
             self.add(f"{path}.{name}", part)
 
@@ -84,10 +88,10 @@ def describe(method: Method, has_text: bool = True) -> Description:
     compared. Source is read when a function is first described, so an edit between import and fit
     is attributed to the imported function.
     """
-    found = Description(has_text=has_text)
+    description = Description(has_text=has_text)
     for one in fields(method):
-        found.add(one.name, getattr(method, one.name))
-    return found
+        description.add(one.name, getattr(method, one.name))
+    return description
 
 
 def described(method: Method) -> dict[str, str]:
@@ -124,9 +128,9 @@ def clients_part(method: Method) -> dict[str, str]:
     reads = {n: getattr(view, "read", view) for n, view in method.views.items()}
     hashes = {}
     for name, part in (parts | {"views": reads}).items():
-        found = Description()
-        found.add(name, part)  # separately, as each value is described only once
-        hashes[name] = _hash(repr(sorted(found.parts.items())).encode())
+        description = Description()
+        description.add(name, part)  # separately, as each value is described only once
+        hashes[name] = _hash(repr(sorted(description.parts.items())).encode())
     return hashes
 
 
@@ -154,8 +158,8 @@ def _kind(value: Any) -> str:
         parts = () if value.is_meta else value.unbind()
         return f"{value.dtype} nested or without data {[_kind(part) for part in parts]}"
     if isinstance(value, Tensor) and value.layout != torch.strided:
-        found = value.detach().to_sparse_coo().coalesce()
-        parts = (found.indices(), found.values())
+        entries = value.detach().to_sparse_coo().coalesce()
+        parts = (entries.indices(), entries.values())
         return f"{value.layout} {list(value.shape)} {[_kind(part) for part in parts]}"
     if isinstance(value, Tensor):
         # A copy: torch reports an expanded tensor of one entry as contiguous, which it is not.
@@ -168,7 +172,7 @@ def _kind(value: Any) -> str:
         return f"ScriptFunction {_hash(str(value.code).encode())}"
     if isinstance(value, FunctionType):
         home = _home(value)
-        compared = home.partition(".")[0] == "pyrofl" or is_own(home)
+        compared = home.partition(".")[0] == "pyrofl" or is_user_module(home)
         source = _source(value.__code__) if compared else ""  # other libraries: by version
         return f"{home}.{value.__qualname__} {source}"
     if isinstance(value, set | frozenset):
@@ -176,7 +180,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, type | BuiltinFunctionType | ModuleType):
         return getattr(value, "__qualname__", value.__name__)
     kind = type(value).__qualname__
-    if hasattr(value, "__dict__") or is_own(type(value).__module__):
+    if hasattr(value, "__dict__") or is_user_module(type(value).__module__):
         return kind  # its attributes follow
     if isinstance(value, Mapping | tuple | list | Iterator):
         return kind  # its parts follow, or reading would change it
@@ -213,7 +217,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         return _wrapped(value)
     kind = type(value)
     held = [(n, v) for n, v in attributes(value) if not _fills(value, n, v)]
-    if is_own(kind.__module__):
+    if is_user_module(kind.__module__):
         return [*held, ("class", kind)]
     # Networks first: other owners of their layers do not mark the trainable weights.
     nets = [(n, _Trained(v)) for n, v in held if isinstance(v, nn.Module)]
@@ -222,13 +226,13 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes sorted by name, including slots of user-defined classes."""
-    found = dict(getattr(value, "__dict__", {}))
+    attributes_by_name = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ()) if is_own(kind.__module__) else ()
+        slots = vars(kind).get("__slots__", ()) if is_user_module(kind.__module__) else ()
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(value, name):
-                found[name] = getattr(value, name)
-    return sorted(found.items())
+                attributes_by_name[name] = getattr(value, name)
+    return sorted(attributes_by_name.items())
 
 
 def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
@@ -250,18 +254,18 @@ def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
             yield name, held
     for name in HOOKS:
         yield from ((f"{name}.{i}", hook) for i, hook in enumerate(vars(layer)[name].values()))
-    if is_own(type(layer).__module__):
+    if is_user_module(type(layer).__module__):
         yield "class", type(layer)
 
 
-def _own(layer: nn.Module) -> set[str]:
+def _direct_tensors(layer: nn.Module) -> set[str]:
     """Return the names of a layer's own weights and buffers, without those of its sublayers."""
     return {*layer._parameters, *layer._buffers}
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the methods, constants and base classes of a user-defined class."""
-    if not is_own(kind.__module__):
+    if not is_user_module(kind.__module__):
         return
     for name, held in sorted(vars(kind).items()):
         dunder = name.startswith("__") and name.endswith("__")
@@ -273,7 +277,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the global variables that a user-defined function reads."""
-    if not is_own(_home(function)):
+    if not is_user_module(_home(function)):
         return
     read, written, names = names_read(function.__code__)
     for name in read:
@@ -283,7 +287,7 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
         if not isinstance(value, ModuleType):
             if not _fills(function, name, value):
                 yield name, value
-        elif is_own(value.__name__):
+        elif is_user_module(value.__name__):
             yield from ((f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value))
 
 
@@ -306,7 +310,7 @@ def names_read(code: CodeType) -> tuple[list[str], set[str], list[str]]:
 
 
 @cache
-def is_own(module: str | None) -> bool:
+def is_user_module(module: str | None) -> bool:
     """Return whether a module is user code, not part of an installed library."""
     top = (module or "builtins").partition(".")[0]
     if top in sys.stdlib_module_names or top in LIBRARIES:
@@ -322,17 +326,17 @@ def _fills(whole: Any, name: str, value: Any) -> bool:
 
 
 def _wrapped(value: Any) -> list[tuple[str, Any]]:
-    found = getattr(value, "__wrapped__", None)
-    return [] if found is None else [("wrapped", found)]
+    function = getattr(value, "__wrapped__", None)
+    return [] if function is None else [("wrapped", function)]
 
 
 def closure(function: FunctionType) -> dict[str, Any]:
     """Return the closure variables of a function, by name."""
-    found = {}
+    variables = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not bound yet
-            found[name] = cell.cell_contents
-    return found
+            variables[name] = cell.cell_contents
+    return variables
 
 
 def _home(function: FunctionType) -> str:
@@ -345,7 +349,7 @@ def _home(function: FunctionType) -> str:
 
 def _is_written(function: FunctionType) -> bool:
     """Return whether a function was written by a user, not generated, as by dataclasses."""
-    return is_own(_home(function)) and function.__code__.co_filename != "<string>"
+    return is_user_module(_home(function)) and function.__code__.co_filename != "<string>"
 
 
 @cache

@@ -79,8 +79,8 @@ class Elbo:
 
 def accepted(value: Tensor) -> Tensor:
     """Return losses [S, C] whose mean is that of the draws that are not rejected, which are NaN."""
-    known = ~value.isnan()
-    return torch.where(known, value, 0.0) * (len(value) / known.sum(0))
+    is_accepted = ~value.isnan()
+    return torch.where(is_accepted, value, 0.0) * (len(value) / is_accepted.sum(0))
 
 
 Look = Callable[[Tensors, Tensors], Tensors]
@@ -152,11 +152,11 @@ def _weights(value: object, clients: int) -> Tensor:
     """Return weights of the divergence; raise ValueError unless there is one for each client."""
     if isinstance(value, Tensor) and value.shape == (clients,):
         return value
-    found = (
+    kind = (
         f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     )
     raise ValueError(
-        f"kl returns {found}; expected a tensor of shape [{clients}], one number for each client"
+        f"kl returns {kind}; expected a tensor of shape [{clients}], one number for each client"
     )
 
 
@@ -222,11 +222,11 @@ def observed(trace: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and content of each observed sample site in a trace, but no deterministic site."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
-        if seen and not is_made(site):
+        if seen and not is_deterministic(site):
             yield name, site
 
 
-def is_made(site: Any) -> bool:
+def is_deterministic(site: Any) -> bool:
     """Return whether a Pyro site is deterministic, as created by `pyro.deterministic`."""
     if site["type"] != "sample" or not site["is_observed"]:
         return False
@@ -317,10 +317,12 @@ def base_of(fn: Any) -> Any:
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
     """Sum the loss terms that have the same shape; return one tensor for each shape."""
-    found: dict[torch.Size, Tensor] = {}
+    sum_by_shape: dict[torch.Size, Tensor] = {}
     for cost in costs:
-        found[cost.shape] = found[cost.shape] + cost if cost.shape in found else cost
-    return found.values()
+        sum_by_shape[cost.shape] = (
+            sum_by_shape[cost.shape] + cost if cost.shape in sum_by_shape else cost
+        )
+    return sum_by_shape.values()
 
 
 def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
@@ -331,9 +333,9 @@ def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
     if value.dim() < 2 or value.shape[-2] != clients:
         value = value.expand(torch.broadcast_shapes(value.shape, (clients, 1)))
     value = value.sum(-1)
-    own = value.dim() - (2 if num_particles else 1)
-    if own > 0:
-        value = value.flatten(0, own - 1).sum(0)
+    num_plates = value.dim() - (2 if num_particles else 1)
+    if num_plates > 0:
+        value = value.flatten(0, num_plates - 1).sum(0)
     return value.reshape(-1, clients)
 
 
@@ -350,13 +352,13 @@ class Recorded(Trace):
 class _Recorder(Messenger):
     """Pyro messenger that records a trace, with latent sites fixed to known values."""
 
-    def __init__(self, known: Any, rejects: bool) -> None:
+    def __init__(self, guide_sites: Any, rejects: bool) -> None:
         super().__init__()
-        self.known, self.trace = known, Recorded()
+        self.guide_sites, self.trace = guide_sites, Recorded()
         self.trace.rejects = rejects
 
     def _pyro_sample(self, msg: Any) -> None:
-        site = None if msg["is_observed"] else self.known.get(msg["name"])
+        site = None if msg["is_observed"] else self.guide_sites.get(msg["name"])
         if site is None:
             return
         if site["type"] != "sample" or site["is_observed"]:
@@ -376,14 +378,14 @@ class _Recorder(Messenger):
         sites[name] = msg
 
 
-def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Recorded:
+def recorded(program: Program, args: tuple[Any, ...], guide_trace: Any = None) -> Recorded:
     """Run a Pyro program and return its trace; fix latent sites to those of a known trace.
 
     As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and
     without nodes of arguments and result. Where the program fails at some points, these are
     rejected. Errors of the program get a note with its sites so far.
     """
-    sites = known.nodes if known else {}
+    sites = guide_trace.nodes if guide_trace else {}
     try:
         return _recorded(program, args, sites, False)
     except REJECTED:
@@ -392,8 +394,8 @@ def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Reco
         return _recorded(program, args, sites, True)
 
 
-def _recorded(program: Program, args: tuple[Any, ...], known: Any, rejects: bool) -> Recorded:
-    recorder = _Recorder(known, rejects)
+def _recorded(program: Program, args: tuple[Any, ...], guide_sites: Any, rejects: bool) -> Recorded:
+    recorder = _Recorder(guide_sites, rejects)
     try:
         with recorder:
             program(*args)

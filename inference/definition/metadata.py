@@ -38,13 +38,13 @@ class Rule:
         """Return which entries of a tensor [C, *p] satisfy the rule, as bool [C, ...]."""
         what = f"rule {self.text!r} of {name!r}"
         with calling(what):
-            found = as_numbers(what, self.holds(value), (len(value), -1), torch.bool)
-        if found.shape != value.shape[: found.dim()]:
+            is_valid = as_numbers(what, self.holds(value), (len(value), -1), torch.bool)
+        if is_valid.shape != value.shape[: is_valid.dim()]:
             shape = list(value.shape)
             raise ValueError(
-                f"{what} has shape {list(found.shape)}; expected {shape}, or its leading axes"
+                f"{what} has shape {list(is_valid.shape)}; expected {shape}, or its leading axes"
             )
-        return found
+        return is_valid
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class JointRule(Rule):
         """Return whether each client's message satisfies the rule."""
         what = f"rule {self.text!r}"
         with torch.no_grad(), calling(what):
-            found = self.holds(server, message, cohort)
-        held: list[bool] = as_numbers(what, found, (len(cohort.ids),), torch.bool).tolist()
+            is_valid = self.holds(server, message, cohort)
+        held: list[bool] = as_numbers(what, is_valid, (len(cohort.ids),), torch.bool).tolist()
         return held
 
 
@@ -81,8 +81,8 @@ class WireCost:
         """Return the number of bytes that each client needs to send a tensor, int64 [C]."""
         what = f"the wire cost of {name!r}"
         with calling(what):
-            found = self.bytes(name, tensors)
-        return as_numbers(what, found, (len(tensors[name]),), torch.long).long()
+            num_bytes = self.bytes(name, tensors)
+        return as_numbers(what, num_bytes, (len(tensors[name]),), torch.long).long()
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class Moments:
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the mean and standard deviation of each sample site, [*p] each."""
         with calling("moments"):
-            found = {n: (mean, sd) for n, (mean, sd) in self.of(tensors).items()}
-        for site, (mean, sd) in found.items():
+            moments = {n: (mean, sd) for n, (mean, sd) in self.of(tensors).items()}
+        for site, (mean, sd) in moments.items():
             of_mean = as_tensors("moments", {site: mean})[site]
             as_numbers(f"the sd of {site!r} by moments", sd, tuple(of_mean.shape), None)
-        return found
+        return moments
 
 
 @dataclass(frozen=True)
@@ -293,15 +293,15 @@ class Metadata:
             )
         if other := self.reads.keys() - {"model", "guide"}:
             raise ValueError(f"reads has the keys {sorted(other)}; valid are 'model' and 'guide'")
-        for name, known in self.tensors.items():
+        for name, facts in self.tensors.items():
             if not isinstance(name, str):
                 raise ValueError(
                     f"metadata has the key {name!r}; expected a string of name patterns"
                 )
-            for one in known if isinstance(known, tuple) else (known,):
+            for one in facts if isinstance(facts, tuple) else (facts,):
                 if not isinstance(one, get_args(TensorMetadata)):
                     raise ValueError(
-                        f"metadata of {name!r} is {known!r}; expected a Rule, WireCost, Moments, "
+                        f"metadata of {name!r} is {facts!r}; expected a Rule, WireCost, Moments, "
                         "Factors, Monitor or Mark"
                     )
                 try:
@@ -312,8 +312,8 @@ class Metadata:
     def count(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute the method's client statistics, such as the number of pruned weights."""
         with calling("statistics"):
-            found = self.statistics(received, local, batch)
-        return as_tensors("what statistics returns", found, len(batch))
+            statistics = self.statistics(received, local, batch)
+        return as_tensors("what statistics returns", statistics, len(batch))
 
     def extend(self, tensors: MetadataByPattern | None = None, **changes: Any) -> Metadata:
         """Return a copy with metadata of additional tensors and other changed attributes."""
@@ -350,7 +350,7 @@ def unfinished(
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> list[tuple[str, Kind]]:
     """Return all metadata of one class, such as `Monitor`, each after its name patterns."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
-    return [(names, fact) for names, known in each for fact in known if isinstance(fact, kind)]
+    return [(names, fact) for names, facts in each for fact in facts if isinstance(fact, kind)]
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:

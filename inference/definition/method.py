@@ -96,10 +96,10 @@ class Phase:
         if not callable(self.epochs):
             return torch.full((len(ids),), self.epochs)
         with calling("epochs"):
-            found = as_numbers("what epochs returns", self.epochs(ids), (len(ids),), torch.long)
-        if bool((found < 0).any()):
-            raise ValueError(f"epochs are {found.tolist()}; expected integers >= 0")
-        return found.cpu().long()
+            epochs = as_numbers("what epochs returns", self.epochs(ids), (len(ids),), torch.long)
+        if bool((epochs < 0).any()):
+            raise ValueError(f"epochs are {epochs.tolist()}; expected integers >= 0")
+        return epochs.cpu().long()
 
 
 def send_all(server: Tensors, cohort: Cohort) -> Tensors:
@@ -306,23 +306,23 @@ class Method(Pickled, Summarised):
     @property
     def posterior_view(self) -> str:
         """Name of the predictive model from which posterior draws are taken."""
-        own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
-        return next(own, self.main_view)
+        names = (n for n, view in self.views.items() if getattr(view, "posterior", None))
+        return next(names, self.main_view)
 
     def read_view(self, view: str, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
         """Return the tensors [C, ...] of a predictive model, or a list of them for an ensemble."""
-        known, what = received | local, f"what view {view!r} returns"
-        with calling(f"view {view!r}", known):
-            found = self.views[view](received, local)
-        clients = next((len(v) for v in known.values()), None)
-        each = found if isinstance(found, list) else [found]
+        tensors, what = received | local, f"what view {view!r} returns"
+        with calling(f"view {view!r}", tensors):
+            parameters = self.views[view](received, local)
+        clients = next((len(v) for v in tensors.values()), None)
+        each = parameters if isinstance(parameters, list) else [parameters]
         for model in each or [{}]:
-            if not as_tensors(what, model, clients) and known:
+            if not as_tensors(what, model, clients) and tensors:
                 raise ValueError(
                     f"{what} is empty; expected a dict of tensors computed from "
-                    f"{', '.join(known)}, or a list of such dicts"
+                    f"{', '.join(tensors)}, or a list of such dicts"
                 )
-        return found
+        return parameters
 
     def deployed(self, view: str) -> Method:
         """Return a copy of the method whose clients download what a predictive model needs."""
@@ -368,7 +368,7 @@ class Method(Pickled, Summarised):
         return {
             "model": self.programs,
             **({"sites": self.metadata.sites} if self.metadata.sites else {}),
-            "clients": "; ".join(map(_told, self.phases)) or "do not train",
+            "clients": "; ".join(map(_phase_line, self.phases)) or "do not train",
             "server": self.aggregate
             if isinstance(self.aggregate, Aggregator)
             else _name(self.aggregate),
@@ -387,7 +387,7 @@ def _moved(move: GradientStep | ClosedFormUpdate) -> str:
     return move.names if isinstance(move, GradientStep) else _name(move)
 
 
-def _told(phase: Phase) -> str:
+def _phase_line(phase: Phase) -> str:
     """Describe a training phase in one line: its updates, epochs and batch size."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
     return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"

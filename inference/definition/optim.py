@@ -165,11 +165,11 @@ def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
     return make.initial(param) if isinstance(make, (Sgd, Adam, Clipped)) else None
 
 
-def numbers(optimiser: Optimizer) -> list[Any]:
+def numbers(optimizer: Optimizer) -> list[Any]:
     """Return all values in an optimizer's state and options that are not tensors."""
-    known = [v for state in optimiser.state.values() for v in state.values()]
-    known += [v for g in optimiser.param_groups for n, v in g.items() if n != "params"]
-    return [v for v in known if not torch.is_tensor(v)]
+    values = [v for state in optimizer.state.values() for v in state.values()]
+    values += [v for g in optimizer.param_groups for n, v in g.items() if n != "params"]
+    return [v for v in values if not torch.is_tensor(v)]
 
 
 def narrow(optimiser: Optimizer, clients: int) -> None:

@@ -101,15 +101,15 @@ def as_prior(
     if isinstance(function, ByName) and shapes:
         function.refuse_unused(shapes)
     for name, shape in (shapes or {}).items():
-        own = function.of(name) if isinstance(function, ByName) else function
-        if not may_be_learned and _is_learned(own, name, shape):
+        site_prior = function.of(name) if isinstance(function, ByName) else function
+        if not may_be_learned and _is_learned(site_prior, name, shape):
             raise ValueError(
                 f"prior of {name!r} has a scale that the server learns, which this method cannot "
                 f"use; expected a prior such as {SUCH_AS[support]}"
             )
-        if support is constraints.real and _is_of_library(own):
+        if support is constraints.real and _is_of_library(site_prior):
             continue  # it fits any shape
-        if (fn := probed(own, name, shape)) is not None:
+        if (fn := probed(site_prior, name, shape)) is not None:
             _refuse_unfit(fn, name, shape, support)
     return function
 
@@ -204,16 +204,16 @@ def _refuse_unfit(fn: object, name: str, shape: Size, support: Any) -> None:
     """Raise ValueError if a distribution is not one of a parameter of this shape and support."""
     expected = f"expected a prior such as {SUCH_AS[support]}"
     _refuse_bad_support(fn, "prior", support, expected)
-    known = cast("TorchDistribution", fn)
-    over = Size((*known.batch_shape, *known.event_shape))
-    if known.event_shape != shape or over[: -len(shape) or None] not in ((), (1,), (1, 1)):
+    prior = cast("TorchDistribution", fn)
+    over = Size((*prior.batch_shape, *prior.event_shape))
+    if prior.event_shape != shape or over[: -len(shape) or None] not in ((), (1,), (1, 1)):
         each = "a distribution of one number, which each entry gets, or an event of that shape"
         each = (
             f"dist.Dirichlet(torch.ones({shape[-1]}))" if support is constraints.simplex else each
         )
         raise ValueError(
-            f"prior is {described(_bare(known))} of batch shape {tuple(known.batch_shape)} and "
-            f"event shape {tuple(known.event_shape)} for parameter {name!r} of shape "
+            f"prior is {described(_bare(prior))} of batch shape {tuple(prior.batch_shape)} and "
+            f"event shape {tuple(prior.event_shape)} for parameter {name!r} of shape "
             f"{tuple(shape)}; expected {each}, see priors.by_name"
         )
 
@@ -222,10 +222,10 @@ def _refuse_bad_support(fn: object, what: str, support: Any, expected: str) -> N
     """Raise ValueError unless an object is a distribution of all real numbers or a simplex."""
     if not _is_distribution(fn):
         raise ValueError(f"{what} returns {described(fn)}; {expected}")
-    known = cast("TorchDistribution", fn)
-    own: Any = known.support
-    shown = _bare(known)
-    if own.is_discrete:
+    prior = cast("TorchDistribution", fn)
+    prior_support: Any = prior.support
+    shown = _bare(prior)
+    if prior_support.is_discrete:
         raise ValueError(f"{what} is {described(shown)}, which is discrete; {expected}")
     if isinstance(shown, dist.Delta):
         raise ValueError(f"{what} is {described(shown)}, a point without a density; {expected}")
@@ -236,14 +236,14 @@ def _refuse_bad_support(fn: object, what: str, support: Any, expected: str) -> N
         raise ValueError(
             f"{what} is {described(shown)}, with a parameter that is not finite; {expected}"
         )
-    whole = Size((*known.batch_shape, *known.event_shape))
+    whole = Size((*prior.batch_shape, *prior.event_shape))
     size = whole[-1] if whole else 1
     if support is constraints.simplex:
         inside, outside = [torch.full(whole, 1.0 / size)], [torch.full(whole, 0.5 / size)]
     else:
         inside, outside = [torch.full(whole, v) for v in REALS], []
-    fits = all(bool(own.check(v).all()) for v in inside) and not any(
-        bool(own.check(v).all()) for v in outside
+    fits = all(bool(prior_support.check(v).all()) for v in inside) and not any(
+        bool(prior_support.check(v).all()) for v in outside
     )
     if not fits:
         kind = "weights that sum to one" if support is constraints.simplex else "any real number"
@@ -268,34 +268,34 @@ def _refuse_torch(value: object, name: str) -> None:
 
 def _standard(fn: TorchDistribution, name: str, expected: str) -> object:
     """Return the family of a distribution of location 0 and scale 1; else raise ValueError."""
-    known = {
+    parameters = {
         n: v for n in getattr(fn, "arg_constraints", {}) if (v := getattr(fn, n, None)) is not None
     }
-    if not {"loc", "scale"} <= known.keys() or not _starts_with_loc_and_scale(type(fn), 3):
+    if not {"loc", "scale"} <= parameters.keys() or not _starts_with_loc_and_scale(type(fn), 3):
         raise ValueError(f"{name} is {described(fn)}, which has no location and scale; {expected}")
-    loc, scale = known.pop("loc"), known.pop("scale")
+    loc, scale = parameters.pop("loc"), parameters.pop("scale")
     if fn.batch_shape or fn.event_shape or float(loc) != 0 or float(scale) != 1:
         raise ValueError(
             f"{name} is {described(fn)}, with a location and scale of its own; {expected}, or "
             f"{type(fn).__name__} of location 0 and scale 1"
         )
-    return partial(_of_family, type(fn), known) if known else type(fn)
+    return partial(_of_family, type(fn), parameters) if parameters else type(fn)
 
 
-def _of_family(kind: Any, known: Tensors, loc: Tensor, scale: Tensor) -> TorchDistribution:
+def _of_family(kind: Any, parameters: Tensors, loc: Tensor, scale: Tensor) -> TorchDistribution:
     """Return a distribution of a class with further parameters than location and scale."""
-    found: TorchDistribution = kind(
-        **{n: v.to(loc) for n, v in known.items()}, loc=loc, scale=scale
+    distribution: TorchDistribution = kind(
+        **{n: v.to(loc) for n, v in parameters.items()}, loc=loc, scale=scale
     )
-    return found
+    return distribution
 
 
 def _over(fn: Any, shape: Size) -> Any:
     """Return a distribution over the entries of a parameter of this shape, as one event."""
-    own = len(fn.event_shape)
-    if tuple(shape[len(shape) - own :]) != tuple(fn.event_shape) or own > len(shape):
+    event_dims = len(fn.event_shape)
+    if tuple(shape[len(shape) - event_dims :]) != tuple(fn.event_shape) or event_dims > len(shape):
         return fn  # of another shape, which as_prior refuses
-    lead = shape[: len(shape) - own]
+    lead = shape[: len(shape) - event_dims]
     fn = fn.expand(lead) if not fn.batch_shape or fn.batch_shape == lead else fn
     return fn.to_event(len(fn.batch_shape))
 

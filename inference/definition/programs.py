@@ -207,11 +207,11 @@ class Supervised:
 
     def weights(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Sample the latent parameters, inside `data.clients()`; return all parameters."""
-        known = role(self.points, local) if self.points else {}
-        return known | {
+        points = role(self.points, local) if self.points else {}
+        return points | {
             n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
             for n, shape in self.net.shapes.items()
-            if n not in known
+            if n not in points
         }
 
     def prior_of(self, name: str) -> PriorFunction:
@@ -223,7 +223,7 @@ class Supervised:
         """Return a dict that maps each point-estimated parameter to the tensor with its value."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
-        return {n: found[0] for n, found in at.items() if found}
+        return {n: names[0] for n, names in at.items() if names}
 
 
 def of_network(

@@ -22,13 +22,13 @@ REJECTED = (SINGULAR, ValueError)  # errors of single points, among others
 
 
 def _not_positive(a: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.cholesky_ex(a).info != 0
-    return found
+    fails: Tensor = torch.linalg.cholesky_ex(a).info != 0
+    return fails
 
 
 def _singular(a: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.lu_factor_ex(a).info != 0
-    return found
+    fails: Tensor = torch.linalg.lu_factor_ex(a).info != 0
+    return fails
 
 
 def _none(a: Tensor) -> Tensor:
@@ -42,8 +42,8 @@ def _kinds() -> dict[Any, Callable[[Tensor], Tensor]]:
     inverses: list[Any] = [la.inv, torch.inverse, Tensor.inverse, la.solve]
     others: list[Any] = [la.eigh, la.eigvalsh, la.svd, la.svdvals, torch.svd, Tensor.svd, la.pinv]
     others += [torch.pinverse, Tensor.pinverse]
-    known = (_not_positive, roots), (_singular, inverses), (_none, others)
-    return {function: fails for fails, functions in known for function in functions}
+    kinds = (_not_positive, roots), (_singular, inverses), (_none, others)
+    return {function: fails for fails, functions in kinds for function in functions}
 
 
 FAILS = _kinds()
@@ -62,10 +62,10 @@ class _NoError(TorchFunctionMode):
             one = one * torch.arange(1, len(one) + 1).to(one)[:, None]  # of distinct eigenvalues
             bad = ~finite | FAILS[func](torch.where(finite[..., None, None], matrix, one))
         # A matrix that fails is replaced before, so that its gradient is 0 and not NaN.
-        found = func(torch.where(bad[..., None, None], one, matrix), *others, **(kwargs or {}))
-        if isinstance(found, Tensor):
-            return _without(found, bad)
-        return type(found)(_without(part, bad) for part in found)
+        value = func(torch.where(bad[..., None, None], one, matrix), *others, **(kwargs or {}))
+        if isinstance(value, Tensor):
+            return _without(value, bad)
+        return type(value)(_without(part, bad) for part in value)
 
 
 def _without(value: Tensor, bad: Tensor) -> Tensor:
@@ -108,5 +108,5 @@ class _OfPoints(torch.autograd.Function):
 
 def of_points(value: Tensor) -> Tensor:
     """Return values of points [S, ...] through which rejected points have no gradient."""
-    found: Tensor = _OfPoints.apply(value)
-    return found
+    points: Tensor = _OfPoints.apply(value)
+    return points

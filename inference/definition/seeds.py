@@ -84,7 +84,7 @@ def later(seed: Seed, k: int) -> Seed:
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
     """Return the given seed, else the resumed run's, else 0; raise ValueError if both differ."""
     if seed is None or last is None:
-        return next(known for known in (seed, last, 0) if known is not None)
+        return next(value for value in (seed, last, 0) if value is not None)
     if separate(seed) != separate(last):
         raise ValueError(
             f"seed is {seed}, but the resumed run has seed {last}; pass that seed or None"

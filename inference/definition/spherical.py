@@ -17,9 +17,9 @@ from pyrofl.tensors import like
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
     """Return a normal distribution with equal scales along its last axes, the event dimensions."""
-    found = Spherical(fn, axes)
-    found.group = group
-    return found
+    prior = Spherical(fn, axes)
+    prior.group = group
+    return prior
 
 
 class Spherical(dist.Independent):
@@ -67,13 +67,13 @@ def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
 
     Values are [C, 1, *p]; each site's prior has one scale per client, [C, 1].
     """
-    centres = [prior.base_dist.loc for prior in priors]
-    pairs = zip(values, centres, strict=True)
+    centers = [prior.base_dist.loc for prior in priors]
+    pairs = zip(values, centers, strict=True)
     if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
         each = (prior.distance(v) for prior, v in zip(priors, values, strict=True))
         return reduce(torch.add, each)
-    found: Tensor = HalfSquares.apply(len(values), *values, *centres)
-    return found / priors[0].scale.square()
+    half_squares: Tensor = HalfSquares.apply(len(values), *values, *centers)
+    return half_squares / priors[0].scale.square()
 
 
 class HalfSquares(torch.autograd.Function):
@@ -83,28 +83,32 @@ class HalfSquares(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, many: int, *pairs: Tensor) -> Tensor:
         """Compute half the sum of squared differences [C, 1] between values and centers."""
-        values, centres = given[:many], given[many:]
-        ctx.save_for_backward(*given)
+        values, centers = pairs[:many], pairs[many:]
+        ctx.save_for_backward(*pairs)
         ctx.sizes = [v[0].numel() for v in values]
-        ctx.apart = values[0].new_empty(len(values[0]), sum(ctx.sizes))
-        parts = ctx.apart.split(ctx.sizes, 1)
-        for value, centre, part in zip(values, centres, parts, strict=True):
+        ctx.differences = values[0].new_empty(len(values[0]), sum(ctx.sizes))
+        parts = ctx.differences.split(ctx.sizes, 1)
+        for value, centre, part in zip(values, centers, parts, strict=True):
             torch.sub(value, centre, out=part.view(value.shape))
-        length: Tensor = torch.linalg.vector_norm(ctx.apart, dim=1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(ctx.differences, dim=1, keepdim=True)
         return length.square() / 2
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to values and centers."""
-        given = ctx.saved_tensors
-        values, centres = given[: len(given) // 2], given[len(given) // 2 :]
+        saved = ctx.saved_tensors
+        values, centers = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         if torch.is_grad_enabled():  # second derivatives need the inputs
-            pairs = zip(values, centres, strict=True)
+            pairs = zip(values, centers, strict=True)
             up = [like(grads[0], v) * (v - c) for v, c in pairs]
         else:
-            parts = (grads[0] * ctx.apart).split(ctx.sizes, 1)
+            parts = (grads[0] * ctx.differences).split(ctx.sizes, 1)
             up = [part.view(v.shape) for part, v in zip(parts, values, strict=True)]
         needed = ctx.needs_input_grad[1 + len(up) :]
-        return None, *up, *(-v if asked else None for v, asked in zip(up, needed, strict=True))
+        return (
+            None,
+            *up,
+            *(-v if is_needed else None for v, is_needed in zip(up, needed, strict=True)),
+        )

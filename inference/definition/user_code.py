@@ -24,7 +24,7 @@ from pyrofl.inference.definition.description import (
     UNCALLED,
     attributes,
     closure,
-    is_own,
+    is_user_module,
 )
 from pyrofl.nets import Network
 
@@ -71,7 +71,7 @@ def _is_users(value: object) -> bool:
         return _has_users_code(value if isinstance(value, type) else kind)
     if isinstance(value, Iterator | torch.jit.ScriptFunction | Tensor):
         return type(value) not in (Tensor, nn.Parameter)
-    return is_own(kind.__module__) or (callable(value) and not _is_in(kind.__module__))
+    return is_user_module(kind.__module__) or (callable(value) and not _is_in(kind.__module__))
 
 
 @cache

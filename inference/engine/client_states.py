@@ -140,17 +140,17 @@ class ClientStates(Tables):
     def select(self, ids: Tensor) -> Tensors:
         """Return the states of the given clients, [C, ...]; zeros for clients without a state."""
         rows = [(c, self._rows[i]) for c, i in enumerate(ids.tolist()) if i in self._rows]
-        found: Tensors = {}
+        states: Tensors = {}
         for places, block, index in _by_block(rows):
             for name, table in block.tables.items():
                 part = table.index_select(0, index.to(table.device))
                 if len(index) == len(ids):
-                    found[name] = part
+                    states[name] = part
                     continue
-                if name not in found:
-                    found[name] = part.new_zeros(len(ids), *part.shape[1:])
-                found[name][places.to(part.device)] = part
-        return found
+                if name not in states:
+                    states[name] = part.new_zeros(len(ids), *part.shape[1:])
+                states[name][places.to(part.device)] = part
+        return states
 
     def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
         """Write clients' next states [C, ...] to unused memory; return each client's storage row.
@@ -188,10 +188,10 @@ def _like(rows: Iterable[Row]) -> Tensors:
 
 def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, Tensor]]:
     """Group clients' memory rows by block; yield client positions, the block and row indices."""
-    found: dict[int, tuple[Block, list[int], list[int]]] = {}
+    rows_by_block: dict[int, tuple[Block, list[int], list[int]]] = {}
     for place, row in rows:
-        _, places, index = found.setdefault(id(row.block), (row.block, [], []))
+        _, places, index = rows_by_block.setdefault(id(row.block), (row.block, [], []))
         places.append(place)
         index.append(row.index)
-    for block, places, index in found.values():
+    for block, places, index in rows_by_block.values():
         yield torch.tensor(places), block, torch.tensor(index)

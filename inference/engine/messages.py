@@ -45,7 +45,7 @@ def inspect(
         if value.shape[:1] != (len(ids),):
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
-    found, duties = [""] * len(ids), list(_duties(message, private, cohort, rules))
+    errors, duties = [""] * len(ids), list(_duties(message, private, cohort, rules))
     # A sum is finite only if all entries are; sums that overflow are checked again.
     sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
     finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
@@ -55,8 +55,8 @@ def inspect(
         holds = rule.validate(name, value)
         good = holds.reshape(len(ids), holds.shape[1:].numel()).all(1)
         for c in (~good).nonzero().flatten().tolist():
-            found[c] = found[c] or f"{names[ids[c]]}: {_named(name, value[c], holds[c], rule)}"
-    return found
+            errors[c] = errors[c] or f"{names[ids[c]]}: {_named(name, value[c], holds[c], rule)}"
+    return errors
 
 
 def _duties(
@@ -105,14 +105,14 @@ def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Fo
 
 def unlike(form: Form, expected: Form) -> str:
     """Describe the first difference between a message's shapes or types and the expected ones."""
-    known = {name: (shape, dtype) for name, shape, dtype in expected}
-    for name in sorted({name for name, *_ in form} ^ known.keys()):
-        return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
+    entries = {name: (shape, dtype) for name, shape, dtype in expected}
+    for name in sorted({name for name, *_ in form} ^ entries.keys()):
+        return f"{name} is {'missing' if name in entries else 'there'}; expected {sorted(entries)}"
     for name, shape, dtype in form:
-        if shape != known[name][0]:
-            return f"{name} has shape {list(shape)}; expected shape {list(known[name][0])}"
-        if dtype != known[name][1]:
-            return f"{name} is {dtype}; expected {known[name][1]}"
+        if shape != entries[name][0]:
+            return f"{name} has shape {list(shape)}; expected shape {list(entries[name][0])}"
+        if dtype != entries[name][1]:
+            return f"{name} is {dtype}; expected {entries[name][1]}"
     return ""
 
 
@@ -128,18 +128,18 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, str]:
             return old, (
                 f"the server: aggregated state lacks {name}; expected all tensors of its state"
             )
-        found = new[name]
-        if found.shape == (clients, *value.shape):
+        updated = new[name]
+        if updated.shape == (clients, *value.shape):
             raise ValueError(
                 f"aggregate returns {name!r} with a row for each of the {clients} reporting "
                 f"clients; expected shape {list(value.shape)}, as before: average over clients"
             )
-        alike = found.is_floating_point() == value.is_floating_point()
+        alike = updated.is_floating_point() == value.is_floating_point()
         # Tensors of the server alone may grow, such as one teacher for each reporting client.
-        grown = found.shape != value.shape and not name.startswith("server/")
+        grown = updated.shape != value.shape and not name.startswith("server/")
         if grown or not alike:
             raise ValueError(
-                f"aggregate returns {name!r} as {found.dtype} {list(found.shape)}; expected "
+                f"aggregate returns {name!r} as {updated.dtype} {list(updated.shape)}; expected "
                 f"{value.dtype} {list(value.shape)}, as before"
             )
     for name, value in new.items():

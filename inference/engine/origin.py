@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BLOCK = 2**20  # numbers that are hashed at once
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
-_known: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
+_rows_by_data: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
 
 
 def rows_of(data: Federation) -> Tensor:
@@ -34,16 +34,18 @@ def rows_of(data: Federation) -> Tensor:
     Numbers are hashed in single precision, so that the data's type does not matter; the hash is not
     cryptographic. It is cached, so rows must not change.
     """
-    if data not in _known:
+    if data not in _rows_by_data:
         each = _mixed(_mixed(_hash(data.x)) + _hash(data.y)).cpu()
         if data.weights is not None:
             each = _mixed(each + _hash(data.weights))
-        mine, many = data.train[: data.clients], data.sizes[: data.clients]
-        place = torch.cat([torch.arange(len(rows)) for rows in mine])
-        parts = each[torch.cat(mine).cpu()] * _mixed((place + 1) * STEP)
-        owner = torch.arange(len(mine)).repeat_interleave(many)
-        _known[data] = torch.stack([many, torch.zeros_like(many).index_add(0, owner, parts)], 1)
-    return _known[data]
+        indices, many = data.train[: data.clients], data.sizes[: data.clients]
+        place = torch.cat([torch.arange(len(rows)) for rows in indices])
+        parts = each[torch.cat(indices).cpu()] * _mixed((place + 1) * STEP)
+        owner = torch.arange(len(indices)).repeat_interleave(many)
+        _rows_by_data[data] = torch.stack(
+            [many, torch.zeros_like(many).index_add(0, owner, parts)], 1
+        )
+    return _rows_by_data[data]
 
 
 def _hash(table: Tensor) -> Tensor:
@@ -51,11 +53,11 @@ def _hash(table: Tensor) -> Tensor:
     real = torch.view_as_real(table) if table.is_complex() else table
     flat = real.detach().reshape(len(table), -1)
     odd = _mixed(torch.arange(1, flat.shape[1] + 1, device=table.device) * STEP)
-    found = [flat.new_zeros(0, dtype=torch.long)]
+    hashes = [flat.new_zeros(0, dtype=torch.long)]
     for block in flat.split(max(1, BLOCK // max(1, flat.shape[1]))):
         bits = block.float().view(torch.int32) if block.is_floating_point() else block
-        found.append((bits.long() * odd).sum(1))
-    return torch.cat(found)
+        hashes.append((bits.long() * odd).sum(1))
+    return torch.cat(hashes)
 
 
 def _mixed(value: Tensor) -> Tensor:
@@ -83,11 +85,13 @@ def validate_resume(start: RoundState, data: Federation) -> RoundState:
     if start.number:
         if start.names and start.names != names:
             raise ValueError(f"{_difference(start.names, names)} in resume_from{cure}")
-        known = rows if start.rows is None else start.rows.cpu()
-        for j in (known != rows).any(1).nonzero().flatten().tolist()[:1]:
-            had, has = int(known[j, 0]), int(rows[j, 0])
-            found = f"{has} training rows, but {had}" if had != has else "other training rows than"
-            raise ValueError(f"{names[j]} has {found} in resume_from{cure}")
+        old_rows = rows if start.rows is None else start.rows.cpu()
+        for j in (old_rows != rows).any(1).nonzero().flatten().tolist()[:1]:
+            had, has = int(old_rows[j, 0]), int(rows[j, 0])
+            difference = (
+                f"{has} training rows, but {had}" if had != has else "other training rows than"
+            )
+            raise ValueError(f"{names[j]} has {difference} in resume_from{cure}")
     return replace(start, names=names, rows=rows)
 
 
@@ -101,7 +105,7 @@ def refuse_other_clients(
     `has_records` of single clients.
     """
     names = data.names[: data.clients]
-    if state.names in ((), names) or not (has_records or _has_own(method, state)):
+    if state.names in ((), names) or not (has_records or _has_client_tensors(method, state)):
         return
     raise ValueError(
         f"{_difference(state.names, names)} in the state; pass data with the same clients that "
@@ -115,9 +119,9 @@ def constants_of(method: Method) -> str:
     return str(constants_hash(method)) if constants_hash is not None else ""
 
 
-def refuse_other_constants(method: Method, known: str) -> None:
+def refuse_other_constants(method: Method, constants: str) -> None:
     """Raise ValueError if a method's frozen weights or buffers do not have the given hash."""
-    if known and constants_of(method) != known:
+    if constants and constants_of(method) != constants:
         raise ValueError(
             "the frozen weights or buffers of the method's networks differ from those of the "
             "trained state; load them again, or use pyrofl.load(DIR, method=...), which restores "
@@ -125,34 +129,36 @@ def refuse_other_constants(method: Method, known: str) -> None:
         )
 
 
-def match_server(method: Method, data: Federation | Roster, given: Tensors | RoundState) -> Tensors:
+def match_server(
+    method: Method, data: Federation | Roster, initial: Tensors | RoundState
+) -> Tensors:
     """Return the initial server state of a run, with the rows of tables in the order of the data.
 
     Args:
         method: the method.
         data: the federation.
-        given: tensors, whose tables of clients are in the order of the data; or a round, whose
+        initial: tensors, whose tables of clients are in the order of the data; or a round, whose
             tables are matched by the clients' names.
 
     Raises:
         ValueError: if a table has rows of other clients, or if it is neither of the two.
     """
-    if isinstance(given, Mapping):
-        server, place = as_tensors("server", given), torch.arange(data.clients)
-    elif not hasattr(given, "server"):
-        kind = type(given).__name__
+    if isinstance(initial, Mapping):
+        server, place = as_tensors("server", initial), torch.arange(data.clients)
+    elif not hasattr(initial, "server"):
+        kind = type(initial).__name__
         raise ValueError(
             f"server_state is of type {kind}; expected a dict of tensors or the state of a round"
         )
     else:
-        names, server = data.names[: data.clients], dict(given.server)
+        names, server = data.names[: data.clients], dict(initial.server)
         has_tables = bool(pick(server, method.per_client))
-        if has_tables and sorted(given.names) != sorted(names):
+        if has_tables and sorted(initial.names) != sorted(names):
             raise ValueError(
-                f"{_difference(given.names, names)} in server_state, whose server has tensors of "
+                f"{_difference(initial.names, names)} in server_state, whose server has tensors of "
                 "single clients; pass the same clients, or use pyrofl.leave and pyrofl.join"
             )
-        at = {name: j for j, name in enumerate(given.names)}
+        at = {name: j for j, name in enumerate(initial.names)}
         place = torch.tensor([at[name] for name in names] if has_tables else [])
     for name, table in pick(server, method.per_client).items():
         if not table.dim() or len(table) != data.clients:
@@ -164,7 +170,7 @@ def match_server(method: Method, data: Federation | Roster, given: Tensors | Rou
     return server
 
 
-def _has_own(method: Method, state: RoundState) -> bool:
+def _has_client_tensors(method: Method, state: RoundState) -> bool:
     """Return whether a state has tensors of single clients, at the server or as client states."""
     return bool(state.client_states) or bool(pick(state.server, method.per_client))
 

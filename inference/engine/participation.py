@@ -26,7 +26,7 @@ def everyone(_: Generator, clients: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KnownDraw:
+class SamplingDraw:
     """Client sampling function with known probabilities, as privacy accounting needs.
 
     Attributes:
@@ -46,7 +46,7 @@ def sampling_of(draw: Draw, clients: int) -> Sampling:
     """Return the sampling scheme of a client sampling function; raise ValueError if unknown."""
     if draw is everyone:
         return Sampling("all", clients)
-    if isinstance(draw, KnownDraw):
+    if isinstance(draw, SamplingDraw):
         return draw.sampling(clients)
     raise ValueError(
         f"participation is {getattr(draw, '__name__', type(draw).__name__)}, with unknown sampling "
@@ -66,7 +66,7 @@ def fixed(count: Count) -> Draw:
             )
         return torch.randperm(clients, generator=generator)[:count]
 
-    return KnownDraw(draw, lambda clients: Sampling("without replacement", count))
+    return SamplingDraw(draw, lambda clients: Sampling("without replacement", count))
 
 
 @checked
@@ -79,7 +79,7 @@ def fraction(share: PositiveShare) -> Draw:
     def many(clients: int) -> int:
         return max(1, round(share * clients))
 
-    return KnownDraw(
+    return SamplingDraw(
         lambda generator, clients: fixed(many(clients))(generator, clients),
         lambda clients: Sampling("without replacement", many(clients)),
     )
@@ -109,15 +109,15 @@ def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
     def sampling(clients: int) -> Sampling:
         from scipy.stats import binom
 
-        found = binom(clients, probability).sf(min_clients - 1)
+        enough = binom(clients, probability).sf(min_clients - 1)
         only = (
             probability * binom(clients - 1, probability).pmf(min_clients - 1)
             if min_clients
             else 0.0
         )
-        return Sampling("each by itself", probability * clients, float(only / found))
+        return Sampling("each by itself", probability * clients, float(only / enough))
 
-    return KnownDraw(draw, sampling)
+    return SamplingDraw(draw, sampling)
 
 
 def validate_ids(ids: Tensor, clients: int) -> Tensor:
@@ -201,6 +201,6 @@ class Stragglers:
 def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
     """Draw two uniform random numbers for each client in a round: [C, 2]."""
     drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
-    for own, i in zip(drawn, ids.tolist(), strict=True):
-        own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))
+    for client_draws, i in zip(drawn, ids.tolist(), strict=True):
+        client_draws.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))
     return drawn

@@ -34,8 +34,8 @@ def first(
     """Return the initial state of a federated run, before round one."""
     if server is None:
         with calling("init"):
-            made = method.init(stream(seed, Stream.START), data.clients)
-        server = as_tensors("what init returns", made)
+            server_state = method.init(stream(seed, Stream.START), data.clients)
+        server = as_tensors("what init returns", server_state)
         place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
         server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
     else:
@@ -55,12 +55,12 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
     def at(number: int) -> Method:
         """Return the method used in a round; raise ValueError if it is not a Method."""
         with calling(f"method({number})"):
-            made = method(number)
-        if not isinstance(made, Method):
+            selected = method(number)
+        if not isinstance(selected, Method):
             raise ValueError(
-                f"method({number}) is a {type(made).__name__}; expected a Method for each round"
+                f"method({number}) is a {type(selected).__name__}; expected a Method for each round"
             )
-        return made
+        return selected
 
     return at
 

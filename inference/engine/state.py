@@ -130,20 +130,20 @@ def current_states(
 ) -> Tensors:
     """Return the states of the given clients, initialized for new clients."""
     with calling("init_client"):
-        made = method.init_client(received, cohort, stream(seed, Stream.START))
-    private = to_data(as_tensors("what init_client returns", made, len(cohort.ids)), data)
+        new_states = method.init_client(received, cohort, stream(seed, Stream.START))
+    private = to_data(as_tensors("what init_client returns", new_states, len(cohort.ids)), data)
     ids = cohort.ids.cpu()
-    known = torch.isin(ids, state.seen.nonzero().flatten())
-    kept = state.get_client_states(ids[known]) if bool(known.any()) else {}
-    all_known = bool(known.all())
+    is_seen = torch.isin(ids, state.seen.nonzero().flatten())
+    old_states = state.get_client_states(ids[is_seen]) if bool(is_seen.any()) else {}
+    all_seen = bool(is_seen.all())
     for name, new in private.items():
-        if name in kept and all_known:
-            private[name] = kept[name].to(new)
+        if name in old_states and all_seen:
+            private[name] = old_states[name].to(new)
             continue
         # With the layout of other clients' states, so that recorded steps apply to new clients too.
         private[name] = new.clone(memory_format=torch.contiguous_format)
-        if name in kept:
-            private[name][known] = kept[name].to(new)
+        if name in old_states:
+            private[name][is_seen] = old_states[name].to(new)
     return private
 
 

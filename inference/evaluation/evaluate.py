@@ -172,19 +172,19 @@ def evaluate(
     """
     how = EvaluationSpec.of(asked)
     how = replace(how, model=how.view(method))
-    found, by_client = [], dict[int, Prediction]()
+    batches, by_client = [], dict[int, Prediction]()
     for some, prediction, y, mask in predict(method, data, state, **vars(how)):
-        found.append((some, mask.sum(1), score(prediction, y, mask, metrics or {})))
+        batches.append((some, mask.sum(1), score(prediction, y, mask, metrics or {})))
         for i, seen, *both in zip(some.tolist(), mask, *prediction, strict=True):
             by_client[i] = Prediction(*(value[seen].cpu() for value in both))
-    ids, order = torch.cat([some for some, *_ in found]).sort()
-    values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
+    ids, order = torch.cat([some for some, *_ in batches]).sort()
+    values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in batches).items()}
     names = (*data.names, pooled_name(data))
     return Scores(
         **vars(how),
         names=tuple(names[i] for i in ids.tolist()),
         ids=ids,
-        rows=torch.cat([rows for _, rows, _ in found]).cpu()[order],
+        rows=torch.cat([rows for _, rows, _ in batches]).cpu()[order],
         values={n: v for n, v in values.items() if not bool(v.isnan().any())},
         predicted=Prediction(
             *map(torch.cat, zip(*(by_client[i] for i in ids.tolist()), strict=True))
@@ -193,12 +193,14 @@ def evaluate(
     )
 
 
-def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metric]) -> Tensors:
+def score(
+    prediction: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metric]
+) -> Tensors:
     """Compute built-in and custom metrics of clients' predictions: name -> [C]."""
-    if found.mean.dim() == 3:
-        values = scoring.classification(found.mean, y.long(), mask)
+    if prediction.mean.dim() == 3:
+        values = scoring.classification(prediction.mean, y.long(), mask)
     else:
-        values = scoring.regression(*found, y, mask)
+        values = scoring.regression(*prediction, y, mask)
     for name, metric in metrics.items():
         if name in values or not callable(metric):
             raise ValueError(
@@ -206,15 +208,19 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
                 f"{', '.join(values)}"
             )
         with torch.no_grad(), calling(f"metric {name!r}"):
-            own = metric(found, y, mask)
-        tensor = torch.is_tensor(own)
-        if not tensor or own.shape != mask.shape[:1]:
-            kind = f"{own.dtype} of shape {list(own.shape)}" if tensor else type(own).__name__
+            client_values = metric(prediction, y, mask)
+        tensor = torch.is_tensor(client_values)
+        if not tensor or client_values.shape != mask.shape[:1]:
+            kind = (
+                f"{client_values.dtype} of shape {list(client_values.shape)}"
+                if tensor
+                else type(client_values).__name__
+            )
             raise ValueError(
                 f"metric {name!r} returns {kind}; expected a tensor of shape "
                 f"{list(mask.shape[:1])}, a number for each client"
             )
-        values[name] = own.to(found.log_density)
+        values[name] = client_values.to(prediction.log_density)
     return values
 
 
@@ -227,8 +233,8 @@ def calibration(
 
     Arguments and errors are those of `evaluate`; the method must be a classifier.
     """
-    found = _confidence(method, data, state, asked).values()
-    sure, right = (torch.cat(some) for some in zip(*found, strict=True))
+    by_client = _confidence(method, data, state, asked).values()
+    sure, right = (torch.cat(some) for some in zip(*by_client, strict=True))
     return scoring.calibration_bins(sure, right)
 
 
@@ -249,23 +255,23 @@ def calibration_by_client(
         Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error`
         computes the expected calibration error from them.
     """
-    found = _confidence(method, data, state, asked)
+    by_client = _confidence(method, data, state, asked)
     names = (*data.names, pooled_name(data))
-    return {names[i]: scoring.calibration_bins(*found[i], bins=bins) for i in sorted(found)}
+    return {names[i]: scoring.calibration_bins(*by_client[i], bins=bins) for i in sorted(by_client)}
 
 
 def _confidence(
-    method: Method, data: Federation, state: RoundState, asked: EvaluationFields
+    method: Method, data: Federation, state: RoundState, options: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return, by client, each row's largest class probability and whether its class is correct."""
-    found = {}
-    for ids, prediction, y, mask in predict(method, data, state, **asked):
+    by_client = {}
+    for ids, prediction, y, mask in predict(method, data, state, **options):
         if prediction.mean.dim() < 3:
             raise ValueError("the method predicts numbers; calibration needs a classifier")
         sure, top = prediction.mean.max(-1)
         for i, one, right, rows in zip(ids.tolist(), sure, top == y, mask, strict=True):
-            found[i] = one[rows], right[rows].to(sure)
-    return found
+            by_client[i] = one[rows], right[rows].to(sure)
+    return by_client
 
 
 @dataclass(frozen=True)
@@ -303,8 +309,10 @@ class Uncertainty:
             shown = " and ".join(", ".join(map(str, each)) for each in (one, other))
             raise ValueError(f"clients are {shown}; both must have the same clients")
         others = dict(zip(other, outside.by_client(score), strict=True))
-        own = zip(one, self.by_client(score), strict=True)
-        return torch.stack([scoring.auroc(mine, others[client]) for client, mine in own])
+        client_scores = zip(one, self.by_client(score), strict=True)
+        return torch.stack(
+            [scoring.auroc(scores, others[client]) for client, scores in client_scores]
+        )
 
 
 @synchronized
@@ -334,7 +342,7 @@ def uncertainty(
     """
     how = EvaluationSpec.of({"draws": 100, **asked}, without="part")
     table = ("the data", 0) if x is None else ("x", len(data.x))
-    everything = data if x is None else _all_asked(data, x)
+    everything = data if x is None else _with_test_rows(data, x)
 
     def read(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
         """Return mean class probabilities, a placeholder density and uncertainty scores of rows."""
@@ -345,20 +353,20 @@ def uncertainty(
         unknown = mean.new_full(batch.mask.shape, -torch.inf)
         return mean, unknown, torch.stack([scores[n] for n in SCORES], -1)
 
-    found = {
+    by_client = {
         i: values[seen].cpu()
         for some, _, _, scores, _, mask in answers(method, everything, state, how, read, table)
         for i, values, seen in zip(some.tolist(), scores, mask, strict=True)
     }
-    ids = sorted(found)
-    rows = torch.tensor([len(found[i]) for i in ids])
-    columns = torch.cat([found[i] for i in ids]).unbind(-1)
+    ids = sorted(by_client)
+    rows = torch.tensor([len(by_client[i]) for i in ids])
+    columns = torch.cat([by_client[i] for i in ids]).unbind(-1)
     every = (*data.names, pooled_name(data))
     names = tuple(every[i] for i in ids)
     return Uncertainty(torch.tensor(ids), rows, dict(zip(SCORES, columns, strict=True)), names)
 
 
-def _all_asked(data: Federation, x: Tensor) -> Federation:
+def _with_test_rows(data: Federation, x: Tensor) -> Federation:
     """Give every client of a federation the test rows x, with placeholder responses."""
     if not len(x) or x.shape[1:] != data.x.shape[1:]:
         raise ValueError(

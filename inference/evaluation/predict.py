@@ -56,15 +56,15 @@ def predict(
     Yields:
         The predictions of some clients; see `Predicted`.
     """
-    found = answers(method, data, state, EvaluationSpec.of(asked), averaged)
-    return (Predicted(ids, Prediction(*both), y, mask) for ids, *both, y, mask in found)
+    predictions = answers(method, data, state, EvaluationSpec.of(asked), averaged)
+    return (Predicted(ids, Prediction(*both), y, mask) for ids, *both, y, mask in predictions)
 
 
 def answers(
     method: Method,
     data: Federation,
     state: RoundState,
-    asked: EvaluationSpec,
+    spec: EvaluationSpec,
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
 ) -> Iterator[tuple[Tensor, ...]]:
@@ -73,26 +73,26 @@ def answers(
     `read` (members, batch, generators) returns a mean, a log density and further tensors
     [C, B, ...]; `table` has the name and the first row of the table, for error messages.
     """
-    data, rows, everyone = with_rows(data, asked)
-    for ids, received, local, noise in ready(method, data, state, everyone, asked):
-        own, made = [rows[i] for i in ids.tolist()], []
-        for start in range(0, max(map(len, own)), ROWS):
-            some = [r[start : start + ROWS] for r in own]
-            batch = asked_about(stack(data, some, data.cohort(ids)))
-            members = responses(method, received, local, batch, asked.draws, noise)
-            found = read(members, batch, noise)
-            if bad := _no_number(found[0], found[1], batch.mask):
+    data, rows, everyone = with_rows(data, spec)
+    for ids, received, local, noise in ready(method, data, state, everyone, spec):
+        client_rows, parts_by_chunk = [rows[i] for i in ids.tolist()], []
+        for start in range(0, max(map(len, client_rows)), ROWS):
+            some = [r[start : start + ROWS] for r in client_rows]
+            batch = mark_unseen(stack(data, some, data.cohort(ids)))
+            members = responses(method, received, local, batch, spec.draws, noise)
+            statistics = read(members, batch, noise)
+            if bad := _no_number(statistics[0], statistics[1], batch.mask):
                 c, b, value = bad
                 raise ValueError(
-                    f"{data.names[int(ids[c])]}: its {asked.view(method)} model predicts {value} "
+                    f"{data.names[int(ids[c])]}: its {spec.view(method)} model predicts {value} "
                     f"for row {int(some[c][b]) - table[1]} of {table[0]}, not a finite number; "
                     "scale the inputs, or lower the learning rate"
                 )
-            made.append((*found, batch.y, batch.mask))
-        yield ids, *(torch.cat(parts, 1) for parts in zip(*made, strict=True))
+            parts_by_chunk.append((*statistics, batch.y, batch.mask))
+        yield ids, *(torch.cat(parts, 1) for parts in zip(*parts_by_chunk, strict=True))
 
 
-def asked_about(batch: Batch) -> Batch:
+def mark_unseen(batch: Batch) -> Batch:
     """Mark a batch's rows as unseen, so that their latent sites are drawn from the prior."""
     return replace(batch, at=torch.full_like(batch.mask, -1, dtype=torch.long))
 
@@ -168,12 +168,12 @@ def crps(fns: list[Any], mean: Tensor, batch: Batch, noise: list[Generator] | No
         scale = torch.cat([fn.scale.reshape(shape) for fn in fns])
         if len(loc) <= FEW:
             return crps_of_normals(loc, scale, batch.y)
-    known = noise or [torch.default_generator] * len(batch)
-    own = [Generator().set_state(g.get_state()) for g in known]
+    generators = noise or [torch.default_generator] * len(batch)
+    copies = [Generator().set_state(g.get_state()) for g in generators]
     count = -(-SAMPLES // sum(fn.batch_shape.numel() // mean.numel() for fn in fns))
     try:
         many = [fn.expand((count, *fn.batch_shape)) for fn in fns]
-        draws = [draw(fn, len(fn.batch_shape) - 2, own, rows=True).reshape(shape) for fn in many]
+        draws = [draw(fn, len(fn.batch_shape) - 2, copies, rows=True).reshape(shape) for fn in many]
     except (NotImplementedError, TypeError, ValueError):
         return unknown
     return crps_of_draws(torch.cat(draws), batch.y).where(mean.isfinite(), torch.nan)

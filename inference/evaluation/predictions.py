@@ -23,12 +23,12 @@ from pyrofl.inference.engine.state import RoundState, refuse_absent_states
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
     ROWS,
-    asked_about,
+    mark_unseen,
     probabilities,
     responses,
 )
 from pyrofl.inference.evaluation.prepare import ready
-from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked, default_model
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions, default_model
 from pyrofl.inference.monitoring.status import trained_by
 from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarised
@@ -43,7 +43,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 SAMPLES = 4000  # draws of a response, for its quantiles
 
 
-class PredictionAsked(ModelAsked, total=False):
+class PredictionOptions(ModelOptions, total=False):
     """Optional keyword arguments for predictions of new rows, such as model and draws."""
 
     draws: int | None
@@ -107,13 +107,15 @@ def predictions(
     x: Any,
     client: str | None,
     own: Sequence[Any] | None = None,
-    **asked: Unpack[PredictionAsked],
+    **asked: Unpack[PredictionOptions],
 ) -> Predictions:
     """Predict the responses of new rows; see `Run.predict`."""
     rows = input_rows(data, x)
     owners = named_clients(data, x, client)
     if owners and own is not None:
-        refuse_known(owners, data.names, "and own rows are given; pass own rows for a new client")
+        refuse_trained_clients(
+            owners, data.names, "and own rows are given; pass own rows for a new client"
+        )
     if owners and client is None and set(owners) & set(data.names):
         return _by_client(method, data, state, rows, owners, asked)
     return _of_client(method, data, state, rows, client, own, **asked)
@@ -131,7 +133,7 @@ def named_clients(data: Federation, x: Any, client: str | None) -> list[str]:
     return owners
 
 
-def refuse_known(owners: Sequence[str], names: Sequence[str], why: str) -> None:
+def refuse_trained_clients(owners: Sequence[str], names: Sequence[str], why: str) -> None:
     """Raise ValueError if rows name a known client where only rows of a new client are valid."""
     seen = [name for name in dict.fromkeys(owners) if name in names]
     if seen:
@@ -144,18 +146,18 @@ def _by_client(
     state: RoundState,
     rows: Tensor,
     owners: Sequence[str],
-    asked: PredictionAsked,
+    options: PredictionOptions,
 ) -> Predictions:
     """Predict each row for the client that it names, or a new client where it is unknown."""
     each = {}
     for name in dict.fromkeys(owners):
-        mine = rows[torch.tensor([one == name for one in owners])]
+        client_rows = rows[torch.tensor([one == name for one in owners])]
         client = name if name in data.names else None
-        each[name] = _of_client(method, data, state, mine, client, None, **asked)
-    found = list(each.values())
+        each[name] = _of_client(method, data, state, client_rows, client, None, **options)
+    parts = list(each.values())
     mean, values = in_order(owners, {name: (one.mean, one.values) for name, one in each.items()})
-    about = listed(list(dict.fromkeys(one.about for one in found)))
-    return Predictions(about, found[0].classes, mean, values)
+    about = listed(list(dict.fromkeys(one.about for one in parts)))
+    return Predictions(about, parts[0].classes, mean, values)
 
 
 def in_order(
@@ -175,12 +177,16 @@ def _of_client(
     state: RoundState,
     rows: Tensor,
     client: str | None,
-    own: Sequence[Any] | None,
-    **asked: Unpack[PredictionAsked],
+    labeled_rows: Sequence[Any] | None,
+    **options: Unpack[PredictionOptions],
 ) -> Predictions:
     """Predict the responses of preprocessed rows for one client."""
-    data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
-    how = _asked(method, asked, client is None, own is not None)
+    data, i = (
+        _with_new_client(data, labeled_rows)
+        if client is None
+        else _trained_client(data, client, labeled_rows)
+    )
+    how = _prediction_spec(method, options, client is None, labeled_rows is not None)
     cohort = torch.tensor([i])
     if client is not None:
         refuse_absent_states(method, data, state, cohort, how.view(method))
@@ -194,7 +200,7 @@ def _of_client(
         answers = data.y.new_zeros(1, len(some), *data.y.shape[1:])
         mask = torch.ones(1, len(some), dtype=torch.bool, device=data.device)
         of = data.cohort(cohort)
-        batch = asked_about(Batch(some[None], answers, mask, of.size, of.ids))
+        batch = mark_unseen(Batch(some[None], answers, mask, of.size, of.ids))
         members = responses(method, received, local, batch, how.draws, noise)
         parts.append(predictive_values(members, len(some), how.draws, source))
     mean, values = (
@@ -209,16 +215,16 @@ def _of_client(
         )
     kinds = tuple(map(str, range(mean.shape[-1])))  # as of a Bernoulli response
     classes = data.classes or kinds
-    told = _about(data, state, i, client is None, own is not None, how)
-    return Predictions(told, classes if mean.dim() > 1 else (), mean, values)
+    summary = _about(data, state, i, client is None, labeled_rows is not None, how)
+    return Predictions(summary, classes if mean.dim() > 1 else (), mean, values)
 
 
 def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
     """Validate new inputs, and convert them to a tensor preprocessed as the training rows."""
     source = data.source
-    made = source.preparation if source else None
-    if made and not made.plain and not isinstance(x, Tensor | np.ndarray):
-        rows: Tensor = made.apply(x)
+    preparation = source.preparation if source else None
+    if preparation and not preparation.plain and not isinstance(x, Tensor | np.ndarray):
+        rows: Tensor = preparation.apply(x)
     else:
         rows = torch.from_numpy(inputs(what, x, source.features if source else ())[0])
     if rows.shape[1:] != data.x.shape[1:] or not len(rows):
@@ -226,7 +232,7 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
             f"{what} has shape {list(rows.shape)}; expected at least one row of "
             f"{list(data.x.shape[1:])}"
         )
-    if made and (far := made.find_outlier(rows)):
+    if preparation and (far := preparation.find_outlier(rows)):
         row, column, off = far
         warn(
             f"{what}: column {column.name} holds {off * column.scale + column.centre:.6g} in row "
@@ -238,28 +244,30 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
     return rows.to(data.x)
 
 
-def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]:
+def _trained_client(data: Federation, client: str, labeled_rows: object) -> tuple[Federation, int]:
     if not isinstance(client, str):
         names = listed(data.names, 3)
         raise ValueError(
             f"client is {client!r}; expected None for a new client, or a name, such as {names}"
         )
     known(client, data.names, "client")
-    if own is not None:
+    if labeled_rows is not None:
         raise ValueError(
             f"own rows are given for the known client {client!r}; pass client=None for a new client"
         )
     return data, data.names.index(client)
 
 
-def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federation, int]:
+def _with_new_client(
+    data: Federation, labeled_rows: Sequence[Any] | None
+) -> tuple[Federation, int]:
     """Return a federation with a new client that has the given rows, and the client's id."""
     x, y = data.x[:1], data.y[:1]
-    if own is not None:
-        if not isinstance(own, tuple | list) or len(own) != 2:
-            raise ValueError(f"own is a {type(own).__name__}; expected (x, y)")
-        x = input_rows(data, own[0], "own x")
-        y = responses_of("own y", own[1], data.classes).to(data.y)
+    if labeled_rows is not None:
+        if not isinstance(labeled_rows, tuple | list) or len(labeled_rows) != 2:
+            raise ValueError(f"own is a {type(labeled_rows).__name__}; expected (x, y)")
+        x = input_rows(data, labeled_rows[0], "own x")
+        y = responses_of("own y", labeled_rows[1], data.classes).to(data.y)
         if len(x) != len(y):
             raise ValueError(
                 f"own x and own y must have the same number of rows; got {len(x)} and {len(y)}"
@@ -268,7 +276,7 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
     while name in data.names:
         name += ", not seen before"
     count, none = len(data.names), torch.zeros(0, dtype=torch.long)
-    made = Federation(
+    extended = Federation(
         x.contiguous(),
         y.contiguous(),
         (*(torch.zeros(1, dtype=torch.long),) * count, torch.arange(len(x))),
@@ -278,22 +286,24 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
         data.held_out + 1,
         source=data.source,
     )
-    return made, count
+    return extended, count
 
 
-def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> EvaluationSpec:
+def _prediction_spec(
+    method: Method, options: PredictionOptions, new: bool, has_rows: bool
+) -> EvaluationSpec:
     """Return the settings of a prediction, with defaults for model and adaptation."""
     view, adaptation = default_model(method)
-    if new and not own:
+    if new and not has_rows:
         view, adaptation = "global" if "global" in method.views else view, "none"
-    if new and own and adaptation == "none" and view == "personal":
+    if new and has_rows and adaptation == "none" and view == "personal":
         adaptation = "train"
-    if given.get("model") not in (None, view):
-        view, adaptation = str(given["model"]), "none"
+    if options.get("model") not in (None, view):
+        view, adaptation = str(options["model"]), "none"
     how = EvaluationSpec.of(
-        {"model": view, "adaptation": adaptation, **_said(given)}, without="population part"
+        {"model": view, "adaptation": adaptation, **_said(options)}, without="population part"
     )
-    if new and not own and how.adaptation != "none":
+    if new and not has_rows and how.adaptation != "none":
         raise ValueError(
             f"adaptation is {how.adaptation!r}, but the new client has no rows; pass own=(x, y)"
         )
@@ -327,12 +337,12 @@ def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
     warn(f"{names} of a new client without rows are untrained; {cure}", UserWarning, stacklevel=6)
 
 
-def _said(given: PredictionAsked) -> dict[str, Any]:
-    return {n: v for n, v in given.items() if v is not None}
+def _said(options: PredictionOptions) -> dict[str, Any]:
+    return {n: v for n, v in options.items() if v is not None}
 
 
 def _about(
-    data: Federation, state: RoundState, i: int, new: bool, own: bool, how: EvaluationSpec
+    data: Federation, state: RoundState, i: int, new: bool, has_rows: bool, how: EvaluationSpec
 ) -> str:
     """Describe the model, client and adaptation of predictions in one line of text."""
     adaptation = {
@@ -342,7 +352,7 @@ def _about(
     }
     met = ""
     if new:
-        met = " with its own rows" if own else " without rows"
+        met = " with its own rows" if has_rows else " without rows"
     elif i >= data.clients:
         met = ", which was held out"
     elif not bool(state.seen[i]) and how.model == "personal":
@@ -355,20 +365,20 @@ def predictive_values(
     members: Iterator[Any], rows: int, draws: int | None, source: Generator
 ) -> tuple[Tensor, Tensors]:
     """Return predictive means over ensemble members and draws, and statistics such as sd."""
-    found = list(members)
-    if isinstance(found[0], CLASSES):
+    distributions = list(members)
+    if isinstance(distributions[0], CLASSES):
         shape = (draws or 1, 1, rows, -1)
-        probs = torch.cat([probabilities(fn).expand(shape) for fn in found])[:, 0]
+        probs = torch.cat([probabilities(fn).expand(shape) for fn in distributions])[:, 0]
         scores = entropies(probs)
         values = {"entropy": scores["total"]}
         if len(probs) > 1:
             values["epistemic"] = scores["epistemic"]
         return probs.mean(0), values
-    count = -(-SAMPLES // (len(found) * (draws or 1)))
+    count = -(-SAMPLES // (len(distributions) * (draws or 1)))
     with lent(source):
-        samples = torch.cat([_flat(fn.sample((count,)), rows) for fn in found])
+        samples = torch.cat([_flat(fn.sample((count,)), rows) for fn in distributions])
     means, variances = (
-        torch.cat([_flat(getattr(fn, what)[None], rows) for fn in found])
+        torch.cat([_flat(getattr(fn, what)[None], rows) for fn in distributions])
         for what in ("mean", "variance")
     )
     mean = means.mean(0)

@@ -17,7 +17,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.origin import refuse_other_clients, refuse_other_constants
 from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
-from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.training.phases import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import synchronized
@@ -26,37 +26,41 @@ NAMED = 3  # clients that a warning names
 
 
 def ready(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
     """Prepare clients for evaluation; yield ids, downloads, model tensors and noise generators."""
     refuse_other_constants(method, state.constants)
     refuse_other_clients(method, data, state)
-    deployed = method.deployed(asked.view(method))
-    for some in chunks(deployed, data, state, ids, asked.chunk_size, asked.seed):
-        received, local = prepared(method, data, state, data.cohort(some), **vars(asked))
+    deployed = method.deployed(spec.view(method))
+    for some in chunks(deployed, data, state, ids, spec.chunk_size, spec.seed):
+        received, local = prepared(method, data, state, data.cohort(some), **vars(spec))
         names = [data.names[i] for i in some.tolist()]
-        noise = [stream(asked.seed, Stream.TEST, state.number, name) for name in names]
+        noise = [stream(spec.seed, Stream.TEST, state.number, name) for name in names]
         yield some, received, local, noise
 
 
 def single(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
     """Prepare clients for evaluation, as `ready` does; raise ValueError for ensemble models."""
-    for some, received, local, noise in ready(method, data, state, ids, asked):
+    for some, received, local, noise in ready(method, data, state, ids, spec):
         if isinstance(local, list):
             raise ValueError(
-                f"{asked.view(method)!r} is an ensemble, which has no posterior draws; choose "
+                f"{spec.view(method)!r} is an ensemble, which has no posterior draws; choose "
                 "another model"
             )
         yield some, received, local, noise
 
 
 def prepared(
-    method: Method, data: Federation, state: RoundState, cohort: Cohort, **asked: Unpack[ModelAsked]
+    method: Method,
+    data: Federation,
+    state: RoundState,
+    cohort: Cohort,
+    **options: Unpack[ModelOptions],
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return clients' downloads and model tensors, after adaptation if it is requested."""
-    how = EvaluationSpec.of(asked)
+    how = EvaluationSpec.of(options)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
     local = private | received
@@ -89,24 +93,24 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 
 
 def with_rows(
-    data: Federation, asked: EvaluationSpec
+    data: Federation, spec: EvaluationSpec
 ) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
     """Select rows to evaluate; return federation, rows by client, and ids of clients with rows."""
-    data, everyone = population_of(data, asked.population)
-    rows = data.train if asked.part == "train" else data.test
+    data, everyone = population_of(data, spec.population)
+    rows = data.train if spec.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
     if not len(ids):
         if isinstance(data, Hidden):
             data.gather()
         raise ValueError(
-            f"no client of the {asked.population} population has {asked.part} rows; choose another "
+            f"no client of the {spec.population} population has {spec.part} rows; choose another "
             "part or population"
         )
     return data, rows, ids
 
 
 def untrained(
-    method: Method, data: Federation, state: RoundState, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, spec: EvaluationSpec
 ) -> tuple[str, ...]:
     """Return the names of training clients whose personal model is the initial one.
 
@@ -115,13 +119,13 @@ def untrained(
     """
     names = data.names[: data.clients]
     unseen = (~state.seen).nonzero().flatten()
-    own = asked.view(method) == "personal" and asked.population == "training"
-    if not own or asked.adaptation != "none" or not state.number or not len(unseen):
+    is_personal = spec.view(method) == "personal" and spec.population == "training"
+    if not is_personal or spec.adaptation != "none" or not state.number or not len(unseen):
         return ()
     if state.names not in ((), names):  # a state that fits all clients
         return ()
     deployed, one = method.deployed("personal"), data.cohort(unseen[:1])
-    _, private = client_inputs(deployed, data, state, one, asked.seed)
+    _, private = client_inputs(deployed, data, state, one, spec.seed)
     if not private and not pick(state.server, method.per_client):
         return ()
     return tuple(names[i] for i in unseen.tolist())
@@ -146,12 +150,12 @@ def statistics(method: Method, data: Federation, state: RoundState, seed: Seed =
     """Return a method's client statistics, such as numbers of pruned weights: [J] or [J, *p]."""
     refuse_other_clients(method, data, state)
     held = pick(state.server, marked(method.metadata.tensors, REPORTED))
-    told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
+    server_values = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:
-        return told
-    parts, found = [], []
+        return server_values
+    parts, statistics_by_part = [], []
     everyone = torch.arange(data.clients)
     for ids, received, local, _ in single(method, data, state, everyone, EvaluationSpec(seed=seed)):
         parts.append(ids)
-        found.append(method.metadata.count(received, local, data.batch(ids)))
-    return cut(join_up(found), torch.cat(parts).argsort()) | told
+        statistics_by_part.append(method.metadata.count(received, local, data.batch(ids)))
+    return cut(join_up(statistics_by_part), torch.cat(parts).argsort()) | server_values

@@ -15,7 +15,7 @@ Population = Literal["training", "held_out", "pooled"]
 Part = Literal["test", "train"]
 
 
-class ModelAsked(TypedDict, total=False):
+class ModelOptions(TypedDict, total=False):
     """Optional keyword arguments that select the evaluated model, its adaptation and the seed."""
 
     model: str | None
@@ -24,7 +24,7 @@ class ModelAsked(TypedDict, total=False):
     chunk_size: int | None
 
 
-class EvaluationFields(ModelAsked, total=False):
+class EvaluationFields(ModelOptions, total=False):
     """Keyword arguments of an evaluation: all fields of `EvaluationSpec`."""
 
     population: Population
@@ -65,12 +65,12 @@ class EvaluationSpec:
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], without: str = "") -> EvaluationSpec:
+    def of(cls, options: Mapping[str, Any], without: str = "") -> EvaluationSpec:
         """Create the settings from keyword arguments; reject arguments named in `without`."""
         names = {f.name: f for f in fields(EvaluationSpec) if f.name not in without.split()}
-        for name in given:
+        for name in options:
             known(name, names, "argument")
-        return EvaluationSpec(**given)
+        return EvaluationSpec(**options)
 
     def view(self, method: Method) -> str:
         """Return the name of the requested model; raise ValueError if the method lacks it."""

@@ -134,8 +134,8 @@ class Chains(Summarised, Sequence[Run]):
     def status(self) -> ConvergenceStatus:
         """Return the worst convergence status of all runs, with the run's seed."""
         each = [(run.seed, run.status) for run in self.runs]
-        seed, found = min(each, key=lambda one: ORDER.index(one[1].kind))
-        return replace(found, why=f"seed {seed}: {found.why}")
+        seed, worst = min(each, key=lambda one: ORDER.index(one[1].kind))
+        return replace(worst, why=f"seed {seed}: {worst.why}")
 
     @property
     def title(self) -> str:

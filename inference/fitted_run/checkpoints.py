@@ -80,9 +80,9 @@ def restore_run(
             if was := content["method"]:
                 now = describe(by_round(method)(0))
                 _refuse_other_method(path, was, content["constants"], now)
-        told = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"checkpoint {path} is incomplete ({told}); expected a file written by `save`"
+            f"checkpoint {path} is incomplete ({cause}); expected a file written by `save`"
         ) from error
     _refuse_other_method(path, **was, now=describe(run.method))
     _restore_constants(path, was["constants"], method, run)
@@ -138,11 +138,11 @@ def _build_run(
         reporters=cohort, client_states=state.pop("client_states"), **_to_memory(state)
     )
     now = by_round(method)(max(last.number - 1, 0))
-    known = _to_memory(content["records"])
-    rows = list(zip(*(known[name] for name in RECORDS), strict=True))
+    saved = _to_memory(content["records"])
+    rows = list(zip(*(saved[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]
-    told = {"history": known["metrics"], "ending": known["ending"]}
-    return Run(now, data, last, seed, known["draws"], records=records, **told)
+    scores = {"history": saved["metrics"], "ending": saved["ending"]}
+    return Run(now, data, last, seed, saved["draws"], records=records, **scores)
 
 
 def _check_shapes(run: Run) -> None:
@@ -155,9 +155,9 @@ def _check_shapes(run: Run) -> None:
     begin = first(run.method, run.data, run.seed).server
     for name, value in begin.items() if state.number else ():
         shapes[f"server {name}"] = (state.server[name], value.shape)
-    for name, (found, expected) in shapes.items():
-        if found.shape != expected:
-            raise ValueError(f"{name} has shape {list(found.shape)}, not {list(expected)}")
+    for name, (tensor, expected) in shapes.items():
+        if tensor.shape != expected:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, not {list(expected)}")
     for row in run.history:
         if row.keys() != set(METRICS):
             raise ValueError(f"a row of metrics has the columns {', '.join(row)}")

@@ -92,16 +92,16 @@ def _rebuild_method(path: Path, content: dict[str, Any]) -> Method:
         why = recipe.get("lacking", "its specification is missing")
         raise ValueError(f"the method in {path} cannot be rebuilt: {why}; {cure}")
     try:
-        made = recipes.made(recipe["made"])
+        method = recipes.made(recipe["made"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the method in {path} cannot be rebuilt: {error}; {cure}") from error
-    if not isinstance(made, Method):
-        raise ValueError(f"{path} specifies a {type(made).__name__}, not a method; {cure}")
-    was, now = content["method"], described(made)
+    if not isinstance(method, Method):
+        raise ValueError(f"{path} specifies a {type(method).__name__}, not a method; {cure}")
+    was, now = content["method"], described(method)
     if changed := [name for name in was | now if was.get(name) != now.get(name)]:
         few = ", ".join(changed[:MAX_NAMED])
         raise ValueError(
-            f"the method in {path} differs from {made.name or 'the method'} of the library in "
+            f"the method in {path} differs from {method.name or 'the method'} of the library in "
             f"{few}; {cure}"
         )
-    return made
+    return method

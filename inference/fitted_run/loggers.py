@@ -27,15 +27,17 @@ def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
 
     Scores are named model/METRIC, with population and adaptation where these are not the default.
     """
-    told = record.told(run.data.names)
-    found = {n: float(v) for n, v in told.items() if isinstance(v, int | float) and n != "round"}
+    columns = record.told(run.data.names)
+    values = {
+        n: float(v) for n, v in columns.items() if isinstance(v, int | float) and n != "round"
+    }
     for row in run.history:
         if row["round"] == record.number:
             more = [
                 w for w in (row["population"], row["adaptation"]) if w not in ("training", "none")
             ]
-            found["/".join([row["model"], *more, row["metric"]])] = row["value"]
-    return {re.sub(ODD, "_", name): value for name, value in found.items()}
+            values["/".join([row["model"], *more, row["metric"]])] = row["value"]
+    return {re.sub(ODD, "_", name): value for name, value in values.items()}
 
 
 @checked

@@ -28,9 +28,9 @@ from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
-from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
+from pyrofl.inference.evaluation.predictions import PredictionOptions, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics, warning_of_untrained
-from pyrofl.inference.evaluation.specification import EvaluationFields, ModelAsked
+from pyrofl.inference.evaluation.specification import EvaluationFields, ModelOptions
 from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
 from pyrofl.inference.monitoring.parameter_changes import table
@@ -101,8 +101,8 @@ class Run(Pickled, Summarised):
 
     def copy(self, **changes: Any) -> Run:
         """Return a copy of the run with separate lists of records and scores."""
-        own = {"records": [*self.records], "history": [*self.history]}
-        return replace(self, **{**own, **changes})
+        lists = {"records": [*self.records], "history": [*self.history]}
+        return replace(self, **{**lists, **changes})
 
     def evaluate(
         self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]
@@ -122,15 +122,15 @@ class Run(Pickled, Summarised):
             >>> tuple(scores.values["accuracy"].shape)
             (4,)
         """
-        own = self.custom_metrics if metrics is None else metrics
-        return evaluate(*self._fitted, metrics=own, **self._asked(asked))
+        custom = self.custom_metrics if metrics is None else metrics
+        return evaluate(*self._fitted, metrics=custom, **self._with_defaults(asked))
 
     def predict(
         self,
         x: Any,
         client: str | None,
         own: Sequence[Any] | None = None,
-        **asked: Unpack[PredictionAsked],
+        **asked: Unpack[PredictionOptions],
     ) -> Predictions:
         """Predict the responses of new rows of one client.
 
@@ -150,7 +150,7 @@ class Run(Pickled, Summarised):
         Raises:
             ValueError: if there is no such client or model, or columns, rows or names do not fit.
         """
-        how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
+        how: PredictionOptions = {"seed": self.seed, "draws": self.draws, **asked}
         if isinstance(self.method, TableMethod) and not isinstance(x, Tensor):
             of_table: Predictions = self.method.predict_table(self, x, client, own, how)
             return of_table
@@ -158,16 +158,16 @@ class Run(Pickled, Summarised):
 
     def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
         """Return predictions binned by confidence, for a reliability diagram."""
-        return calibration(*self._fitted, **self._asked(asked))
+        return calibration(*self._fitted, **self._with_defaults(asked))
 
     def posterior(
-        self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelAsked]
+        self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelOptions]
     ) -> Tensors:
         """Draw from each client's posterior: sample site -> draws [S, C, *p].
 
         See `pyrofl.posterior`.
         """
-        how: ModelAsked = {"seed": self.seed, **asked}
+        how: ModelOptions = {"seed": self.seed, **asked}
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
@@ -219,23 +219,25 @@ class Run(Pickled, Summarised):
         clients: list[EvaluationFields] = [{"part": "test" if tested else "train"}]
         if any(map(len, (data.test if tested else data.train)[data.clients :])):
             clients.append({**clients[0], "population": "held_out"})
-        asked: list[EvaluationFields] = [
+        options: list[EvaluationFields] = [
             {"model": view, **some} for view in views for some in clients
         ]
         if self.method.adapt and "personal" in views:
-            asked += [{"model": "personal", "adaptation": "fine_tune", **some} for some in clients]
+            options += [
+                {"model": "personal", "adaptation": "fine_tune", **some} for some in clients
+            ]
         if "global" in views and data.pooled_test is not None and len(data.pooled_test):
-            asked.append({"model": "global", "population": "pooled"})
-        return [self.evaluate(**one) for one in asked]
+            options.append({"model": "global", "population": "pooled"})
+        return [self.evaluate(**one) for one in options]
 
     def record_scores(self) -> list[Scores]:
         """Evaluate all models, and append their scores, averaged over clients, to `history`."""
-        found = self.evaluate_all()
-        for s in found:
-            asked = (self.state.number, s.model, s.adaptation, s.population)
-            lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
+        all_scores = self.evaluate_all()
+        for s in all_scores:
+            columns = (self.state.number, s.model, s.adaptation, s.population)
+            lines = [(*columns, metric, s.mean(metric)) for metric in s.values]
             self.history += [dict(zip(METRICS, line, strict=True)) for line in lines]
-        return found
+        return all_scores
 
     @property
     def metrics(self) -> DataFrame:
@@ -263,12 +265,23 @@ class Run(Pickled, Summarised):
     ) -> Iterator[tuple[str, int, str, str, str, float]]:
         """Yield the rows of the table `Run.clients`, from given or newly computed scores."""
         names, sizes = self.data.names, self.data.sizes.tolist()
-        for found in self.evaluate_all() if scores is None else scores:
-            for metric, values in found.values.items() if found.population != "pooled" else ():
-                for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
-                    yield names[i], sizes[i], found.model, found.adaptation, metric, value
-        told = self.statistics() if statistics is None else statistics
-        about = self.workload() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
+        for client_scores in self.evaluate_all() if scores is None else scores:
+            for metric, values in (
+                client_scores.values.items() if client_scores.population != "pooled" else ()
+            ):
+                for i, value in zip(client_scores.ids.tolist(), values.tolist(), strict=True):
+                    yield (
+                        names[i],
+                        sizes[i],
+                        client_scores.model,
+                        client_scores.adaptation,
+                        metric,
+                        value,
+                    )
+        client_statistics = self.statistics() if statistics is None else statistics
+        about = self.workload() | {
+            name: v.tolist() for name, v in client_statistics.items() if v.dim() == 1
+        }
         about |= {spent.label: list(spent.clients)} if (spent := self.privacy) else {}
         for metric, of in about.items():  # other columns belong to the main view, unadapted
             for i in range(self.data.clients):
@@ -307,13 +320,13 @@ class Run(Pickled, Summarised):
         if self._monitor.status().kind != "converged":
             return
         try:
-            found = optimum(self.method, self.data, self.state, self.seed)
-            alike = not found and self._alike(self.state)
+            gap = optimum(self.method, self.data, self.state, self.seed)
+            alike = not gap and self._alike(self.state)
             vanished = alike and not self._alike(first(self.method, self.data, self.seed))
         except FAILURES:  # a program may only support training; the run is kept without the test
             return
-        if found:
-            self.ending = found._asdict()
+        if gap:
+            self.ending = gap._asdict()
         elif vanished:
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
@@ -326,39 +339,39 @@ class Run(Pickled, Summarised):
         old = self.ending
         if not outcome:
             old = {n: v for n, v in old.items() if n not in ("corrected", "weights")}
-        found = {"corrected": outcome, "weights": why}
-        self.ending = old | {n: v for n, v in found.items() if v}
+        correction = {"corrected": outcome, "weights": why}
+        self.ending = old | {n: v for n, v in correction.items() if v}
 
     def _alike(self, state: RoundState) -> bool:
         """Return whether the predictions of each tested client are the same for all of its rows."""
-        data, found = self.data, []
+        data, same_predictions = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]
             if bool((x != x[:1]).any()):
                 mean = replace(self, state=state).predict(x, name).mean
-                found.append(bool(((mean - mean[:1]).abs() <= ALIKE).all()))
-        return bool(found) and all(found)
+                same_predictions.append(bool(((mean - mean[:1]).abs() <= ALIKE).all()))
+        return bool(same_predictions) and all(same_predictions)
 
     @property
     def monitors(self) -> dict[str, Monitor]:
         """Metadata of the numbers in the server state that are recorded in each round, by name."""
-        found = of_kind(self.method.metadata.tensors, Monitor)
-        return {names.removeprefix("server/"): fact for names, fact in found}
+        monitors_by_name = of_kind(self.method.metadata.tensors, Monitor)
+        return {names.removeprefix("server/"): fact for names, fact in monitors_by_name}
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about numbers above their limit, unlearned widths and untrained models."""
         last = self.records[-1] if self.records else None
-        found = [
+        texts = [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
             if last and fact.exceeded(last.watched.get(name, 0.0))
         ]
         with suppress(*FAILURES):  # a program may only support training
-            found.append(warning_of_untrained(*self._fitted))
+            texts.append(warning_of_untrained(*self._fitted))
             if last and last.number >= 3:
-                found.append(unlearned_widths(*self._fitted, self.seed))
-        return [text for text in found if text]
+                texts.append(unlearned_widths(*self._fitted, self.seed))
+        return [text for text in texts if text]
 
     def parameter_changes(self) -> DataFrame:
         """Return a table of how much each sample site's parameters changed in each round.
@@ -374,8 +387,8 @@ class Run(Pickled, Summarised):
     def _fitted(self) -> tuple[Method, Federation, RoundState]:
         return self.method, self.data, self.state
 
-    def _asked(self, asked: EvaluationFields) -> EvaluationFields:
-        return {"seed": self.seed, "draws": self.draws, **asked}
+    def _with_defaults(self, options: EvaluationFields) -> EvaluationFields:
+        return {"seed": self.seed, "draws": self.draws, **options}
 
     @property
     def privacy(self) -> PrivacySpent | None:

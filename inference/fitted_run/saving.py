@@ -59,9 +59,9 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history, "ending": run.ending}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     about = settings_of_run(run.data, run.seed, about)
-    found = describe(run.method)
-    content: dict[str, Any] = {"state": state, "records": records, "method": found.parts}
-    content["constants"] = {n: v.detach() for n, v in found.constants.items()}
+    description = describe(run.method)
+    content: dict[str, Any] = {"state": state, "records": records, "method": description.parts}
+    content["constants"] = {n: v.detach() for n, v in description.constants.items()}
     content |= {"recipe": _specification(run.method), "data": facts(run.data)}
     content["versions"] = versions()  # to be read by people
     checkpoint_file.write(path, about, content)
@@ -81,7 +81,7 @@ def settings_of_run(
     data: Federation, seed: Seed, about: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed, such as seeds and versions."""
-    found: dict[str, Any] = {"hash of the data": fingerprint(data)}
-    found |= compared_versions()
-    found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
-    return {**found, "type of device": data.x.device.type, **(about or {})}
+    settings: dict[str, Any] = {"hash of the data": fingerprint(data)}
+    settings |= compared_versions()
+    settings |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
+    return {**settings, "type of device": data.x.device.type, **(about or {})}

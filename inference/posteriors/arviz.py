@@ -24,7 +24,7 @@ from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import axes_of
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
@@ -88,7 +88,7 @@ def to_arviz(
     corrected: bool | None = None,
     allow_diverged: bool = False,
     progress: bool = True,
-    **asked: Unpack[ModelAsked],
+    **asked: Unpack[ModelOptions],
 ) -> Any:
     """Return posterior draws and diagnostics of runs as ArviZ data, with one chain for each run.
 

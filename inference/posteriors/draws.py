@@ -17,12 +17,12 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
-from pyrofl.inference.definition.elbo import is_made, latent, traces
+from pyrofl.inference.definition.elbo import is_deterministic, latent, traces
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
-from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.tensors import Tensors, join_up, matches
@@ -61,7 +61,7 @@ def posterior(
     draws: Count,
     *,
     ids: Tensor | None = None,
-    **asked: Unpack[ModelAsked],
+    **asked: Unpack[ModelOptions],
 ) -> Tensors:
     """Draw S samples from each client's posterior; return site name -> [S, C, *p].
 
@@ -173,7 +173,7 @@ def read_own(
         known = poutine.replay(method.guide, trace=q)
         with torch.enable_grad():
             _, p = traces(method.model, known, received, local, batch, 2)
-    return {n: _reached(s["value"], leaves) for n, s in p.nodes.items() if is_made(s)}
+    return {n: _reached(s["value"], leaves) for n, s in p.nodes.items() if is_deterministic(s)}
 
 
 def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
@@ -210,7 +210,7 @@ def agrees(value: Tensor) -> bool:
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return draws of the guide's latent sites and the model's deterministic sites, by name."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
-    sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
+    sites |= {n: s for n, s in p.nodes.items() if is_deterministic(s)}
     return {name: placed(name, site, draws, clients) for name, site in sites.items()}
 
 

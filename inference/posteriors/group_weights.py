@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.definition.elbo import is_made, latent
+from pyrofl.inference.definition.elbo import is_deterministic, latent
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, Proposed, evaluated
 from pyrofl.inference.posteriors.draws import Values, of_rows, placed
@@ -238,5 +238,5 @@ def drawn_sites(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
         for n, site in latent(q)
         if not site["infer"].get("is_auxiliary")
     }
-    made = {n: site for n, site in p.nodes.items() if is_made(site) and not of_rows(site)}
+    made = {n: site for n, site in p.nodes.items() if is_deterministic(site) and not of_rows(site)}
     return sites | {n: placed(n, site, size, clients) for n, site in made.items()}

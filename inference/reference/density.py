@@ -24,7 +24,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from pyrofl.inference.definition.elbo import base_of, is_made, latent
+from pyrofl.inference.definition.elbo import base_of, is_deterministic, latent
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.reference.joint import Joint, OnePrior
 from pyrofl.inference.training.noise import Message, open_latent
@@ -204,7 +204,7 @@ class _Run(Messenger):
 
     def _pyro_post_sample(self, msg: Message) -> None:
         # Before the client plate repeats the value of a shared site for all clients.
-        if not is_made(msg) and not site_is_subsample(msg):
+        if not is_deterministic(msg) and not site_is_subsample(msg):
             log_p = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
             self.total = self.total + _by_point(scale_and_mask(log_p, msg["scale"], msg["mask"]))
 

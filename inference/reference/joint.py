@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.definition.elbo import is_made, latent, with_rows
+from pyrofl.inference.definition.elbo import is_deterministic, latent, with_rows
 from pyrofl.inference.definition.metadata import SHARED, Metadata
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
@@ -71,7 +71,7 @@ class OncePlate(pyro.plate):
     shared = ""
 
     def _lets_go(self, msg: Message) -> bool:
-        made = msg["type"] != "sample" or is_made(msg)
+        made = msg["type"] != "sample" or is_deterministic(msg)
         return not made and matches(msg["name"], self.shared)
 
     def _process_message(self, msg: Message) -> None:

@@ -28,7 +28,7 @@ from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
-from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
+from pyrofl.inference.evaluation.predictions import PredictionOptions, Predictions, predictions
 from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
@@ -229,7 +229,7 @@ class Client:
     @synchronized
     @checked
     def predict(
-        self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
+        self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionOptions]
     ) -> Predictions:
         """Predict responses of rows `x` of a client, by its own state and received tensors.
 
@@ -249,7 +249,7 @@ class Client:
         """
         known(client, self.names, "client")
         here, shard, state = self._deployed(question)
-        how: PredictionAsked = {"seed": self.seed, **asked, "model": question["model"]}
+        how: PredictionOptions = {"seed": self.seed, **asked, "model": question["model"]}
         return predictions(here, shard, state, x, client, **how)
 
     def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, RoundState]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import (
     IN_EVERY_RUN,
-    is_made,
+    is_deterministic,
     latent,
     observed,
     recorded,
@@ -336,9 +336,9 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
 
 def _parts(site: Any) -> Iterator[Tensor]:
     """Yield a Pyro site's value, unless it is observed, and its log density."""
-    if is_made(site) or not site["is_observed"]:
+    if is_deterministic(site) or not site["is_observed"]:
         yield site["value"]
-    if not is_made(site):
+    if not is_deterministic(site):
         yield weighed(site, log_prob_of(site))
 
 

@@ -13,7 +13,7 @@ from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.definition.table_method import TableMethod
 from pyrofl.inference.engine.origin import rows_of
-from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions
+from pyrofl.inference.evaluation.predictions import PredictionOptions, Predictions
 from pyrofl.models.regression.design import Design, Grouped, level_text, make_design
 from pyrofl.models.regression.prediction import predict_rows
 from pyrofl.models.regression.priors import Priors
@@ -79,7 +79,7 @@ class Regression(TableMethod):
         return parameters(self.design, self.chosen)
 
     def predict_table(
-        self, run: Any, x: Any, client: str | None, own: Any, asked: PredictionAsked
+        self, run: Any, x: Any, client: str | None, own: Any, asked: PredictionOptions
     ) -> Predictions:
         """Predict new rows of a table; see `pyrofl.effects.predict`."""
         if own is not None:

@@ -30,7 +30,7 @@ from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.definition.seeds import Seeds
-from pyrofl.inference.evaluation.predictions import Predictions, refuse_known
+from pyrofl.inference.evaluation.predictions import Predictions, refuse_trained_clients
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
@@ -194,7 +194,9 @@ def refuse_other_owners(table: Mapping[str, Column], run: Run, client: str | Non
         owners = owners_of(cells, run.data.names, client)
     except ValueError as error:
         raise ValueError(f"{str(error).partition(';')[0]}; {cure}") from error
-    refuse_known([] if client else owners, run.data.names, f"and --new-client is given; {cure}")
+    refuse_trained_clients(
+        [] if client else owners, run.data.names, f"and --new-client is given; {cure}"
+    )
 
 
 def ask(
