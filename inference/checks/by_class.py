@@ -48,11 +48,11 @@ def classification_report(run: Run, **asked: Unpack[EvaluationFields]) -> DataFr
         ['rows', 'recall', 'precision', 'auroc', 'average_precision']
     """
     how: EvaluationFields = {"seed": run.seed, "draws": run.draws, **asked}
-    found = list(predict(run.method, run.data, run.state, **how))
-    if found[0].prediction.mean.dim() < 3:
+    predictions = list(predict(run.method, run.data, run.state, **how))
+    if predictions[0].prediction.mean.dim() < 3:
         raise ValueError("the method predicts numbers; classification_report needs a classifier")
-    probs = torch.cat([one.prediction.mean[one.mask] for one in found]).double().cpu().numpy()
-    y = torch.cat([one.y[one.mask] for one in found]).long().cpu().numpy()
+    probs = torch.cat([one.prediction.mean[one.mask] for one in predictions]).double().cpu().numpy()
+    y = torch.cat([one.y[one.mask] for one in predictions]).long().cpu().numpy()
     return scores_by_class(probs, y, run.data.classes or ("0", "1"))
 
 
@@ -64,14 +64,16 @@ def scores_by_class(probs: NDArray[Any], y: NDArray[Any], classes: Sequence[str]
     top = probs.argmax(1)
     lines = {}
     for k, name in enumerate(classes):
-        own, said = y == k, top == k
-        told = 0 < own.sum() < len(y)
+        is_class, said = y == k, top == k
+        has_both = 0 < is_class.sum() < len(y)
         lines[name] = {
-            "rows": int(own.sum()),
-            "recall": said[own].mean() if own.any() else np.nan,
-            "precision": own[said].mean() if said.any() else np.nan,
-            "auroc": roc_auc_score(own, probs[:, k]) if told else np.nan,
-            "average_precision": average_precision_score(own, probs[:, k]) if told else np.nan,
+            "rows": int(is_class.sum()),
+            "recall": said[is_class].mean() if is_class.any() else np.nan,
+            "precision": is_class[said].mean() if said.any() else np.nan,
+            "auroc": roc_auc_score(is_class, probs[:, k]) if has_both else np.nan,
+            "average_precision": average_precision_score(is_class, probs[:, k])
+            if has_both
+            else np.nan,
         }
     means = DataFrame.from_dict(lines, orient="index").mean().to_dict()
     whole = ALL if ALL not in classes else f"{ALL} classes"

@@ -23,9 +23,9 @@ def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, cou
         weights = {"log_weights": 0 * even - np.log(count), "pareto_k": k}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of k, and of a single entry
-            made = arviz.loo(gathered(groups), pointwise=True, reff=1.0, **weights)
-        made.p, made.elpd_i = spent, by_place
-        return made
+            estimate = arviz.loo(gathered(groups), pointwise=True, reff=1.0, **weights)
+        estimate.p, estimate.elpd_i = spent, by_place
+        return estimate
     from arviz.stats.stats_utils import ELPDData
 
     good = min(1 - 1 / np.log10(count), 0.7)

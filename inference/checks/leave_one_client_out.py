@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
     elpd: float  # given the others
     error: float  # its Monte Carlo standard error
-    known: float  # log density given all, the client too
+    in_sample: float  # log density given all, the client too
     k: float  # Pareto k of the weights
 
 
@@ -93,8 +93,8 @@ def loco(
         >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
         >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
         >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
-        >>> found = loco(run, draws=200)
-        >>> int(found.n_data_points)
+        >>> elpd = loco(run, draws=200)
+        >>> int(elpd.n_data_points)
         2
     """
     import xarray
@@ -110,23 +110,23 @@ def loco(
         refuse_other_data(run.data, data)
         get_factors(run)
     each = [[_estimate(run, name, draws, rounds) for name in names] for run in runs]
-    elpd, error, known, k = np.moveaxis(np.array(each), -1, 0)
+    elpd, error, in_sample, k = np.moveaxis(np.array(each), -1, 0)
     # Runs count the same: their densities are averaged.
     share = np.exp(elpd - elpd.max(0))
     errors = np.sqrt((share**2 * error**2).sum(0)) / share.sum(0)
-    elpd, known = (np.logaddexp.reduce(v, 0) - np.log(len(runs)) for v in (elpd, known))
+    elpd, in_sample = (np.logaddexp.reduce(v, 0) - np.log(len(runs)) for v in (elpd, in_sample))
     coords = {"client": names, "mcse": ("client", errors)}
     by_client = xarray.DataArray(elpd, coords, ("client",))
     ks = xarray.DataArray(k.max(0), {"client": names}, ("client",))
-    made = elpd_data(by_client, float((known - elpd).sum()), ks, draws * len(runs))
-    bad = ks["client"].values[ks > made.good_k]
+    estimates = elpd_data(by_client, float((in_sample - elpd).sum()), ks, draws * len(runs))
+    bad = ks["client"].values[ks > estimates.good_k]
     if len(bad):
         warnings.warn(
-            f"Pareto k is above {made.good_k:.2f} in {len(bad)} of {len(names)} clients: "
+            f"Pareto k is above {estimates.good_k:.2f} in {len(bad)} of {len(names)} clients: "
             f"{', '.join(bad)}: their estimates are unreliable; increase draws or rounds",
             stacklevel=3,
         )
-    return made
+    return estimates
 
 
 def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
@@ -135,10 +135,10 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     state = factors.without(run, client, rounds)
     ids = torch.tensor([data.names.index(client)])
     method = replace(run.method, views={**run.method.views, "others": factors.others})
-    log_w, log_v, excess, known = [], [], [], []
+    log_w, log_v, excess, likelihoods = [], [], [], []
     for view in (run.method.main_view, "others"):
-        asked = EvaluationSpec(model=view, draws=-(-draws // 2), seed=run.seed)
-        (said,) = pointwise(method, data, state, ids, asked)
+        spec = EvaluationSpec(model=view, draws=-(-draws // 2), seed=run.seed)
+        (said,) = pointwise(method, data, state, ids, spec)
         sites = {n: v.value[:, 0, 0] for n, v in said["posterior"].items()}
         shared = {n: v for n, v in sites.items() if matches(n, method.shared)}
         density = {n: v.value.flatten() for n, v in said["density"].items()}
@@ -148,7 +148,7 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         log_v.append(left - middle)
         log_w.append(left - middle + density["log_p"] - density["log_q"])
         excess.append((others - middle).exp() - 1)
-        known.append(_log_likelihood(said, method.shared))
+        likelihoods.append(_log_likelihood(said, method.shared))
     (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))
     # Draws of q and of q / t_j use the same noise, so that each pair is averaged first.
     control = torch.stack(excess).mean(0) * factors.normalized
@@ -163,7 +163,7 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     return Estimate(
         elpd=elpd,
         error=float(rest.std() / len(rest) ** 0.5),
-        known=float(known[0].logsumexp(0) - np.log(len(known[0]))),
+        in_sample=float(likelihoods[0].logsumexp(0) - np.log(len(likelihoods[0]))),
         k=smoothed(torch.stack(log_w).flatten().cpu())[1],
     )
 
@@ -188,5 +188,5 @@ def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
 
 def _log_likelihood(said: Pointwise, shared: str) -> Tensor:
     """Return the joint log likelihood of a client's rows, for each posterior draw: [S]."""
-    own = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
-    return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in own)
+    local_priors = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
+    return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in local_priors)

@@ -78,8 +78,8 @@ def loo(
         >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
         >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
         >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
-        >>> found = loo(run, draws=200)
-        >>> int(found.n_data_points)
+        >>> elpd = loo(run, draws=200)
+        >>> int(elpd.n_data_points)
         16
     """
     data: Any = found
@@ -94,11 +94,11 @@ def loo(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         if hasattr(arviz, "loo_approximate_posterior"):
-            asked = {"pointwise": True, "var_name": log_lik.name}
+            options = {"pointwise": True, "var_name": log_lik.name}
             groups = {"log_likelihood": log_lik.to_dataset()}
             groups |= {g: data[g].to_dataset() for g in ("posterior",) if g in data}
             data = gathered(groups)
-            elpd = arviz.loo_approximate_posterior(data, log_p, log_q, **asked)
+            elpd = arviz.loo_approximate_posterior(data, log_p, log_q, **options)
         else:
             elpd = _smoothed(log_lik, log_p - log_q)
     bad = int((elpd.pareto_k > elpd.good_k).sum())
@@ -133,11 +133,13 @@ def compare_loo(
     if not isinstance(models, Mapping):
         raise ValueError(f"models is a {type(models).__name__}; expected a dict of name -> run")
     _refuse_other_responses(models)
-    found = {n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()}
-    ks = {n: one.pareto_k for n, one in found.items()}
+    estimates = {
+        n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()
+    }
+    ks = {n: one.pareto_k for n, one in estimates.items()}
     whose = {n: np.asarray(k.coords.get("row_client", k[k.dims[0]])) for n, k in ks.items()}
     weights = {n: np.asarray(k.coords.get("row_weight", 1.0)) for n, k in ks.items()}
-    first, *others = found
+    first, *others = estimates
     for other in others:
         if not np.array_equal(whose[first], whose[other]):
             raise ValueError(
@@ -153,7 +155,7 @@ def compare_loo(
     with warnings.catch_warnings():
         # ArviZ 0.23 sorts in a way that newer pandas deprecates.
         warnings.filterwarnings("ignore", "The inplace keyword", DeprecationWarning)
-        table: pd.DataFrame = compared(found, method=method, **exact)
+        table: pd.DataFrame = compared(estimates, method=method, **exact)
     table["largest_k"] = [float(ks[n].max()) for n in table.index]
     return table
 
@@ -171,8 +173,8 @@ def _refuse_other_responses(models: Mapping[str, Any]) -> None:
                 f"{first!r} and {other!r} have different rows, of clients {shown}; expected the "
                 "same clients in the same order"
             )
-        for name, mine, its in zip(names[0], one.train, two.train, strict=False):
-            y, z = one.y[mine].double(), two.y[its].double()
+        for name, rows, other_rows in zip(names[0], one.train, two.train, strict=False):
+            y, z = one.y[rows].double(), two.y[other_rows].double()
             if y.shape != z.shape or not torch.allclose(y, z):
                 raise ValueError(
                     f"{first!r} and {other!r} have different rows of {name}; expected the same "
@@ -188,19 +190,19 @@ def _is_of_runs(model: Any) -> bool:
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
     """Return each row's log likelihood, for one observed site or summed over all observed sites."""
-    known = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
-    if not known or var_name not in (None, *known):
+    by_site = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
+    if not by_site or var_name not in (None, *by_site):
         raise ValueError(
-            f"var_name is {var_name!r}; expected one of the sites in log_likelihood: {list(known)}"
+            f"var_name is {var_name!r}; expected one of the sites in log_likelihood: {list(by_site)}"
         )
-    parts = list(known.values()) if var_name is None else [known[var_name]]
+    parts = list(by_site.values()) if var_name is None else [by_site[var_name]]
     if len({part.dims for part in parts}) > 1:
         sites = ", ".join(f"{part.name} {part.dims}" for part in parts)
         raise ValueError(
             f"log_likelihood has sites with different axes: {sites}; pass var_name to choose one"
         )
     seen = [part.notnull().any(("chain", "draw")) for part in parts]
-    found: xarray.DataArray = sum(part.fillna(0.0) for part in parts)
+    total: xarray.DataArray = sum(part.fillna(0.0) for part in parts)
     some = reduce(or_, seen)
     if hidden := int((~some).sum()):
         warnings.warn(
@@ -208,16 +210,16 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
             "response; they are excluded",
             stacklevel=3,
         )
-        found = found.isel({some.dims[0]: some.values})
-    if "row_weight" in found.coords:  # a row of weight 0 has no tail whose shape could be fitted
-        found = found.isel(row=found["row_weight"].values > 0)
+        total = total.isel({some.dims[0]: some.values})
+    if "row_weight" in total.coords:  # a row of weight 0 has no tail whose shape could be fitted
+        total = total.isel(row=total["row_weight"].values > 0)
     # Equal draws differ by rounding where a model was run on more of them at once.
-    if bool((found.max("draw") - found.min("draw") <= SAME * (1 + abs(found).max("draw"))).all()):
+    if bool((total.max("draw") - total.min("draw") <= SAME * (1 + abs(total).max("draw"))).all()):
         raise ValueError(
             "all draws are equal because the guide is a point estimate; leave-one-out needs a "
             "guide with some spread, such as guide='mean_field'"
         )
-    return found.rename(var_name or (parts[0].name if len(parts) == 1 else "together"))
+    return total.rename(var_name or (parts[0].name if len(parts) == 1 else "together"))
 
 
 def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:

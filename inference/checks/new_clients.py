@@ -47,13 +47,13 @@ def new_client_posterior(
     Raises:
         ValueError: if the client is not held out, or has fewer rows than requested.
     """
-    found = {}
+    sites_by_size = {}
     for n in sizes:
-        alone, known, i = joining(method, data, client, n)
+        alone, shortened, i = joining(method, data, client, n)
         how: ModelOptions = {"adaptation": "train", **asked}
-        sites = posterior(alone, known, state, draws, ids=torch.tensor([i]), **how)
-        found[n] = {name: v[:, 0] for name, v in sites.items()}
-    return found
+        sites = posterior(alone, shortened, state, draws, ids=torch.tensor([i]), **how)
+        sites_by_size[n] = {name: v[:, 0] for name, v in sites.items()}
+    return sites_by_size
 
 
 def joining(

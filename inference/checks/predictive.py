@@ -75,22 +75,22 @@ def predictive_checks(
     """
     import pandas
 
-    known = statistics if isinstance(statistics, Mapping) else STATISTICS
+    available = statistics if isinstance(statistics, Mapping) else STATISTICS
     names = [statistics] if isinstance(statistics, str) else statistics
-    asked: dict[str, Any] = {n: known.get(n) for n in names}
-    if not asked or not all(map(callable, asked.values())):
+    functions: dict[str, Any] = {n: available.get(n) for n in names}
+    if not functions or not all(map(callable, functions.values())):
         raise ValueError(
-            f"statistics are {', '.join(asked) or 'none'}; expected names from "
+            f"statistics are {', '.join(functions) or 'none'}; expected names from "
             f"{', '.join(STATISTICS)}, or a dict of name -> function"
         )
     rows = []
-    for variable, client, seen, made in _clients(found, draws, what):
-        for name, statistic in asked.items():
-            value, drawn = np.asarray(statistic(seen)), np.asarray(statistic(made))
-            if value.shape or drawn.shape != made.shape[:1]:
+    for variable, client, seen, simulated in _clients(found, draws, what):
+        for name, statistic in functions.items():
+            value, drawn = np.asarray(statistic(seen)), np.asarray(statistic(simulated))
+            if value.shape or drawn.shape != simulated.shape[:1]:
                 raise ValueError(
                     f"statistic {name!r} returns shape {value.shape} for rows {seen.shape} and "
-                    f"{drawn.shape} for {made.shape}; it must reduce the last axis"
+                    f"{drawn.shape} for {simulated.shape}; it must reduce the last axis"
                 )
             low, high = np.quantile(drawn, [0.025, 0.975])
             p = (drawn > value).mean() + (drawn == value).mean() / 2
@@ -130,24 +130,24 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
     import pandas
 
     tables = []
-    for variable, client, seen, made in _clients(found, draws, what):
-        place = (made < seen).mean(0) + (made == seen).mean(0) / 2
+    for variable, client, seen, simulated in _clients(found, draws, what):
+        place = (simulated < seen).mean(0) + (simulated == seen).mean(0) / 2
         tables.append(pandas.DataFrame({"variable": variable, "client": client, "pit": place}))
     return pandas.concat(tables, ignore_index=True)
 
 
 def _clients(
-    found: Any, draws: int, what: Mapping[str, Any]
+    source: Any, draws: int, what: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """For each response and client, yield observed [N] and posterior predictive values [S, N]."""
-    if isinstance(found, Run):
-        found = found.to_arviz(draws, groups=GROUPS, **what)
-    refuse_no_groups(found)
-    groups = (PRIOR, GROUPS[1]) if PRIOR in found and GROUPS[0] not in found else GROUPS
+    if isinstance(source, Run):
+        source = source.to_arviz(draws, groups=GROUPS, **what)
+    refuse_no_groups(source)
+    groups = (PRIOR, GROUPS[1]) if PRIOR in source and GROUPS[0] not in source else GROUPS
     for group in groups:
-        if group not in found:
+        if group not in source:
             raise ValueError(f"group {group} is missing; call to_arviz(..., groups='all')")
-    predictive, observed = (found[group] for group in groups)
+    predictive, observed = (source[group] for group in groups)
     shared = [n for n in map(str, observed.data_vars) if n in predictive.data_vars]
     names = [n for n in shared if observed[n].dims == ("row",)]
     if not names or "row_client" not in predictive.coords:
@@ -157,7 +157,7 @@ def _clients(
         )
     owner = np.asarray(predictive["row_client"])
     for name in names:
-        seen, made = (np.asarray(group[name], dtype=float) for group in (observed, predictive))
-        made = made.reshape(-1, made.shape[-1])
+        seen, simulated = (np.asarray(group[name], dtype=float) for group in (observed, predictive))
+        simulated = simulated.reshape(-1, simulated.shape[-1])
         for client in dict.fromkeys(owner.tolist()):
-            yield name, str(client), seen[owner == client], made[:, owner == client]
+            yield name, str(client), seen[owner == client], simulated[:, owner == client]

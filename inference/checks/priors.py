@@ -60,19 +60,19 @@ def prior_predictive(
         ...         with batch.rows():
         ...             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
         >>> method = pyrofl.hierarchical(schools, data, shared="mu tau")
-        >>> found = prior_predictive(method, data, draws=50)
-        >>> found["prior_predictive"]["y"].shape
+        >>> draws = prior_predictive(method, data, draws=50)
+        >>> draws["prior_predictive"]["y"].shape
         (1, 50, 8)
     """
     run = fit(method, data, 0, seed=seed, progress=False)
-    found = to_arviz([run], draws, groups=GROUPS, corrected=False, progress=False)
-    if "prior_predictive" not in found:
+    prior_draws = to_arviz([run], draws, groups=GROUPS, corrected=False, progress=False)
+    if "prior_predictive" not in prior_draws:
         raise ValueError(
             "the likelihood is a pyro.factor, which has no draws; expected a response by "
             "pyro.sample(..., obs=batch.y); for a regression of censored(time, event), build one "
             "of the response time, with the same priors, and draw from it"
         )
-    return found
+    return prior_draws
 
 
 def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.DataFrame:
@@ -148,10 +148,14 @@ def _sensitivity(data: Any, component: str, some: list[str] | None, names: list[
     with np.errstate(divide="ignore", invalid="ignore"):
         if hasattr(arviz, "psens"):
             how: dict[str, Any] = {"component": component, "component_var_names": some}
-            found = arviz.psens(data, var_names=names, delta=DELTA, **how)
-            found = found if hasattr(found, "data_vars") else found.to_dataset(name=names[0])
+            sensitivity = arviz.psens(data, var_names=names, delta=DELTA, **how)
+            sensitivity = (
+                sensitivity
+                if hasattr(sensitivity, "data_vars")
+                else sensitivity.to_dataset(name=names[0])
+            )
         else:
-            found = arviz.psense(
+            sensitivity = arviz.psense(
                 data,
                 var_names=names,
                 group=component,
@@ -162,7 +166,7 @@ def _sensitivity(data: Any, component: str, some: list[str] | None, names: list[
     total = sum(part.sum({*part.dims} - {"chain", "draw"}) for part in parts)
     # A tail of nearly equal weights has no Pareto fit, which gives NaN.
     even = DELTA * float(total.max() - total.min()) < EVEN
-    return found.fillna(0.0) if even else found
+    return sensitivity.fillna(0.0) if even else sensitivity
 
 
 def _diagnosis(prior: float, likelihood: float) -> str:

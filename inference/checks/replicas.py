@@ -58,20 +58,20 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
 
     def joined(cohort: Cohort, make: Callable[[int, Tensor, Cohort], Tensors]) -> Tensors:
         """Apply a function to each federation copy; join the results in the order of clients."""
-        found = [(at, make(r, at, mine)) for r, at, mine in parts(cohort)]
-        order = torch.cat([at for at, _ in found]).argsort()
-        return cut(join_up(part for _, part in found), order)
+        parts_by_position = [(at, make(r, at, members)) for r, at, members in parts(cohort)]
+        order = torch.cat([at for at, _ in parts_by_position]).argsort()
+        return cut(join_up(part for _, part in parts_by_position), order)
 
     def download(
         of: Callable[[Tensors, Cohort], Tensors], server: Tensors, cohort: Cohort
     ) -> Tensors:
         each = _parted(server)
-        return joined(cohort, lambda r, at, mine: of(each[r], mine))
+        return joined(cohort, lambda r, at, members: of(each[r], members))
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        def one(r: int, at: Tensor, mine: Cohort) -> Tensors:
+        def one(r: int, at: Tensor, members: Cohort) -> Tensors:
             equal = Generator().set_state(generator.get_state())
-            return method.init_client(cut(received, at), mine, equal)
+            return method.init_client(cut(received, at), members, equal)
 
         return joined(cohort, one)
 
@@ -79,11 +79,11 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
         each = _parted(server)
-        for r, at, mine in parts(cohort):
+        for r, at, members in parts(cohort):
             try:
-                own = {n: v.clone() for n, v in each[r].items()}
-                made = method.aggregate(own, cut(message, at), mine, generator)
-                each[r], failure = merged(each[r], made, len(mine.ids))
+                server_state = {n: v.clone() for n, v in each[r].items()}
+                aggregated = method.aggregate(server_state, cut(message, at), members, generator)
+                each[r], failure = merged(each[r], aggregated, len(members.ids))
             except AggregationError as error:
                 failure = f"the server: {error}"
             if failure:
@@ -96,8 +96,8 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         return replace(phase, epochs=lambda ids: of(ids % clients))
 
     def viewed(view: Any) -> View:
-        own = getattr(view, "download", None)
-        return View(view, own and partial(download, own))
+        view_download = getattr(view, "download", None)
+        return View(view, view_download and partial(download, view_download))
 
     home = seeing(method, lambda batch: replace(batch, ids=batch.ids % clients))
     return replace(
@@ -118,22 +118,27 @@ def first_of(server: Tensors, copies: int, clients: int) -> RoundState:
 
 def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
     """Split the joint state of all federation copies into one round state for each copy."""
-    each, found = _parted(state.server), []
+    each, states = _parted(state.server), []
     for r in range(len(state.seen) // clients):
-        mine = slice(r * clients, (r + 1) * clients)
-        found.append(
-            RoundState(state.number, each[r], cut(state.client_states, mine), state.seen[mine])
+        clients_of_copy = slice(r * clients, (r + 1) * clients)
+        states.append(
+            RoundState(
+                state.number,
+                each[r],
+                cut(state.client_states, clients_of_copy),
+                state.seen[clients_of_copy],
+            )
         )
-    return found
+    return states
 
 
 def _parted(server: Tensors) -> dict[int, Tensors]:
     """Split the joint server state of all federation copies into one server state per copy."""
-    found: dict[int, Tensors] = defaultdict(dict)
+    servers: dict[int, Tensors] = defaultdict(dict)
     for name, value in server.items():
-        _, copy, own = name.split("/", 2)
-        found[int(copy)][own] = value
-    return found
+        _, copy, tensor_name = name.split("/", 2)
+        servers[int(copy)][tensor_name] = value
+    return servers
 
 
 def _whole(servers: Mapping[int, Tensors]) -> Tensors:

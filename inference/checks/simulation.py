@@ -93,9 +93,9 @@ class Ranks:
 
         if not all(0 < level < 1 for level in levels):
             raise ValueError(f"levels are {list(levels)}; expected numbers between 0 and 1")
-        known = self.ranks.dropna("replication")
+        ranks = self.ranks.dropna("replication")
         tails = [round((1 - level) / 2 * (self.draws + 1)) for level in levels]
-        inside = [((known >= k) & (known <= self.draws - k)).mean("replication") for k in tails]
+        inside = [((ranks >= k) & (ranks <= self.draws - k)).mean("replication") for k in tails]
         exact = [1 - 2 * k / (self.draws + 1) for k in tails]
         return xarray.concat(inside, xarray.Variable("level", exact))
 
@@ -111,8 +111,10 @@ class Ranks:
         at = self.ranks.dropna("replication") // ((self.draws + 1) // self.bins)
         expected = at.sizes["replication"] / self.bins
         excess = sum(((at == b).sum("replication") - expected) ** 2 for b in range(self.bins))
-        found: xarray.Dataset = xarray.apply_ufunc(chi2.sf, excess / expected, self.bins - 1)
-        return found
+        probabilities: xarray.Dataset = xarray.apply_ufunc(
+            chi2.sf, excess / expected, self.bins - 1
+        )
+        return probabilities
 
     def table(self) -> pandas.DataFrame:
         """Return a table of p values and interval coverage, with a row for each parameter entry.
@@ -197,8 +199,8 @@ def sbc(
         >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
         >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
         >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
-        >>> found = sbc(method, data, rounds=2, replications=20, draws=19)
-        >>> sorted(found.ranks)
+        >>> simulated = sbc(method, data, rounds=2, replications=20, draws=19)
+        >>> sorted(simulated.ranks)
         ['w']
     """
     import xarray
@@ -211,7 +213,7 @@ def sbc(
     source = stream(seed, Stream.CALIBRATION)
     seeds = torch.randint(2**62, (replications,), generator=source).tolist()
     last = at(max(rounds - 1, 0))
-    found: list[Tensors] = []
+    ranks_by_replication: list[Tensors] = []
     failed: dict[int, str] = {}
     fits = _fits(
         at, template, y, begin, seeds, allow_diverged, rounds=rounds, chunk_size=chunk_size
@@ -221,14 +223,18 @@ def sbc(
         if not bad:
             seen = posterior(last, template, state, draws, seed=seeds[r], **what)
             bad = _not_finite(seen)
-        known = {n: v.value[r] for n, v in truth.items()}
+        true_values = {n: v.value[r] for n, v in truth.items()}
         if bad:
             failed[r] = bad
-            found.append({n: torch.full(v.shape, torch.nan) for n, v in known.items()})
+            ranks_by_replication.append(
+                {n: torch.full(v.shape, torch.nan) for n, v in true_values.items()}
+            )
             continue
         source = stream(seeds[r], Stream.CALIBRATION)
-        mine = {n: v[:, 0] if matches(n, last.shared) else v for n, v in seen.items()}
-        found.append({n: rank(mine[n], value, source) for n, value in known.items()})
+        client_draws = {n: v[:, 0] if matches(n, last.shared) else v for n, v in seen.items()}
+        ranks_by_replication.append(
+            {n: rank(client_draws[n], value, source) for n, value in true_values.items()}
+        )
     if len(failed) == replications:
         raise ValueError(
             f"all fits failed, the first because of {failed[0]}; lower the learning rates, or "
@@ -239,12 +245,15 @@ def sbc(
         lost = f"{len(failed)} of {replications} fits are not finite or diverged"
         warnings.warn(f"{lost} and have no ranks: {which}; lower the learning rates", stacklevel=2)
     ranks = {
-        n: (("replication", *v.axes[1:]), torch.stack([one[n].cpu() for one in found]).numpy())
+        n: (
+            ("replication", *v.axes[1:]),
+            torch.stack([one[n].cpu() for one in ranks_by_replication]).numpy(),
+        )
         for n, v in truth.items()
     }
     coords = {"replication": range(replications), "client": list(template.names)}
-    told = tuple(f"{r}: {bad}" for r, bad in failed.items())
-    return Ranks(xarray.Dataset(ranks, coords), draws, bins, told)
+    failures = tuple(f"{r}: {bad}" for r, bad in failed.items())
+    return Ranks(xarray.Dataset(ranks, coords), draws, bins, failures)
 
 
 def simulated(
@@ -252,9 +261,9 @@ def simulated(
 ) -> tuple[dict[str, Variable], Tensor]:
     """Simulate R data sets: true values from the prior, and responses [R, N, ...] given them."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
-    made = of_prior(axes, method, state, EvaluationSpec(draws=count, seed=seed))
-    sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
-    responses = {n: v for n, v in made["prior_predictive"].items() if v.axes[1] == "row"}
+    groups = of_prior(axes, method, state, EvaluationSpec(draws=count, seed=seed))
+    sites = {n: v for n, v in groups["prior"].items() if "row" not in v.axes}
+    responses = {n: v for n, v in groups["prior_predictive"].items() if v.axes[1] == "row"}
     if len(responses) == 1:
         return sites, responses.popitem()[1].value
     names = sorted(responses)
@@ -285,8 +294,8 @@ def _fits(
         seed, losses = seeds[k * step], Losses(len(some))
         for state in federate(side_by_side, many, seed=seed, resume_from=start, check=False, **how):
             of_clients = (reason.partition("/") for reason in state.rejected)
-            told = [(int(copy), client) for copy, _, client in of_clients]
-            for copy, reason in (*told, *refused.items()):
+            rejected = [(int(copy), client) for copy, _, client in of_clients]
+            for copy, reason in (*rejected, *refused.items()):
                 bad[copy] = bad[copy] or f"{reason} in round {state.number}"
             refused.clear()
             begun = comparable(at(state.number - 1).metadata.tensors, state.first_loss)
@@ -314,9 +323,9 @@ def _bins(replications: int, draws: int, bins: int | None) -> int:
     """Validate or choose the number of bins for the chi-square test of uniform ranks."""
     most = min(20, max(2, replications // EXPECTED))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
-    found = bins or max(fitting, default=0)
-    if found and not (draws + 1) % found:
-        return found
+    num_bins = bins or max(fitting, default=0)
+    if num_bins and not (draws + 1) % num_bins:
+        return num_bins
     raise ValueError(
         f"draws is {draws} and bins is {bins}; draws + 1 must be a multiple of the number of bins "
         f"(by default at most {most}), such as 199 draws and 20 bins"

@@ -40,25 +40,25 @@ class Losses:
 
     def risen(self) -> list[Divergence | None]:
         """For each federation copy, return its first divergence by a rising loss, or None."""
-        found: list[list[Divergence]] = [[] for _ in range(self.copies)]
+        divergences: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             # Later phases may begin with a loss near zero, or with a large one.
             size = next(iter(self.steps.values())).begins[-1].abs()
             for c, (rounds, begin, level) in enumerate(step.risen(size)):
                 if rounds >= min(RISEN, len(step.numbers)):
                     why = f"the loss of {name} rose from {begin:.4g} to {level:.4g}"
-                    found[c].append(Divergence(step.numbers[-rounds], why))
-        return [min(some, default=None) for some in found]
+                    divergences[c].append(Divergence(step.numbers[-rounds], why))
+        return [min(some, default=None) for some in divergences]
 
     def fallen(self) -> list[Divergence | None]:
         """For each federation copy, return its first divergence by an unbounded loss, or None."""
-        found: list[list[Divergence]] = [[] for _ in range(self.copies)]
+        divergences: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             for c, (since, begin, level) in enumerate(step.fallen()):
                 if since is not None:
                     why = f"the loss of {name} fell from {begin:.4g} to {level:.4g} without bound"
-                    found[c].append(Divergence(since, f"{why}; check its sign"))
-        return [min(some, default=None) for some in found]
+                    divergences[c].append(Divergence(since, f"{why}; check its sign"))
+        return [min(some, default=None) for some in divergences]
 
 
 class _Step:
@@ -123,9 +123,9 @@ class _Step:
         ]
 
 
-def _mean(value: Tensor, known: Tensor) -> Tensor:
+def _mean(value: Tensor, is_known: Tensor) -> Tensor:
     """Return the mean over clients with known values, [R, J] -> [R]; NaN if there are none."""
-    return torch.where(known, value, 0.0).sum(-1) / known.sum(-1)
+    return torch.where(is_known, value, 0.0).sum(-1) / is_known.sum(-1)
 
 
 def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:

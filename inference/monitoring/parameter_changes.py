@@ -49,10 +49,10 @@ def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> M
             for ids in new.trained.split(max(1, COMPARED // max(1, size)))
         ]
         far |= {key: max(part[key] for part in parts) for key in parts[0]}
-    found: Moved = {}
+    changes: Moved = {}
     for (name, part), value in far.items():
-        found.setdefault(name, {})[part] = value
-    return found
+        changes.setdefault(name, {})[part] = value
+    return changes
 
 
 def _moved(
@@ -62,9 +62,9 @@ def _moved(
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
     for names, moments in of_kind(metadata, Moments):
-        mine = [n for n in now if matches(n, names)]
-        if mine and all(_alike(before, now, n) for n in mine):
-            stated += mine
+        site_names = [n for n in now if matches(n, names)]
+        if site_names and all(_alike(before, now, n) for n in site_names):
+            stated += site_names
             first, last = moments.compute(before), moments.compute(now)
             for n, (mean, sd) in last.items():
                 far[n, "mean"] = ((mean - first[n][0]).abs() / sd).amax()
@@ -74,8 +74,8 @@ def _moved(
         one = now[name].new_ones(())
         far[name, "norm"] = _relative(before[name], now[name], rows) if alike else one
     values = [v.double() for v in far.values()] or [torch.zeros(())]
-    found = torch.stack(values).nan_to_num(HUGE).tolist()  # one wait for an accelerator
-    return dict(zip(far, found, strict=False))
+    changes = torch.stack(values).nan_to_num(HUGE).tolist()  # one wait for an accelerator
+    return dict(zip(far, changes, strict=False))
 
 
 def table(records: Sequence[Any]) -> DataFrame:

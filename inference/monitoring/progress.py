@@ -61,7 +61,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(loss)
             self.bar.update()
-        elif self.shown and (state.number <= self.first or _is_told(state.number, self.rounds)):
+        elif self.shown and (state.number <= self.first or _is_printed(state.number, self.rounds)):
             self.tell(f"round {state.number}/{self.rounds}{loss and f'  {loss}'}")
 
 
@@ -73,10 +73,10 @@ def in_notebook() -> bool:
     return kernel is not None and find_spec("ipywidgets") is not None
 
 
-def _is_told(number: int, rounds: int) -> bool:
+def _is_printed(number: int, rounds: int) -> bool:
     """Return whether a progress line is printed after a round, about ten times per run.
 
-    >>> [r for r in range(1, 26) if _is_told(r, 25)]
+    >>> [r for r in range(1, 26) if _is_printed(r, 25)]
     [3, 6, 9, 12, 15, 18, 21, 24, 25]
     """
     return number == rounds or number % -(-rounds // LINES) == 0
@@ -101,7 +101,7 @@ def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
         text = f"{moved(method, names)} {float(each[each.isfinite()].mean()):.3g}"
         (per_row if names in is_mean else others).append(text)
     groups = {"loss per row: ": per_row, "loss: ": others}
-    return "; ".join(unit + ", ".join(found) for unit, found in groups.items() if found)
+    return "; ".join(unit + ", ".join(texts) for unit, texts in groups.items() if texts)
 
 
 def moved(method: Method, names: str) -> str:

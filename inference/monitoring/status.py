@@ -176,9 +176,9 @@ class ConvergenceMonitor:
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
-        found = (_barred(self.records), _lost(self.records), *self.losses.risen())
-        found += tuple(self.losses.fallen())
-        if both := [one for one in found if one]:
+        divergences = (_barred(self.records), _lost(self.records), *self.losses.risen())
+        divergences += tuple(self.losses.fallen())
+        if both := [one for one in divergences if one]:
             first = min(both)
             return ConvergenceStatus("diverged", first.why, len(moved), since=first.since)
         if not moved:
@@ -218,15 +218,15 @@ def monitor_of(
 
 def unused_by(method: Method, data: Federation) -> set[str]:
     """Return the names of parameters on which no output of the method's networks depends."""
-    found = set[str]()
+    unused = set[str]()
     for net in users_code((method.model, method.phases))[1]:
         x = torch.zeros(1, *data.x.shape[1:], dtype=data.x.dtype)
         module = copy.deepcopy(net.module).cpu().to(x.dtype if x.is_floating_point() else None)
-        own = {n: p for n, p in module.named_parameters() if n in net.shapes}
+        parameters = {n: p for n, p in module.named_parameters() if n in net.shapes}
         with torch.enable_grad(), suppress(Exception):  # what a user's network may raise
-            slopes = torch.autograd.grad(module(x).sum(), [*own.values()], allow_unused=True)
-            found |= {n for n, slope in zip(own, slopes, strict=True) if slope is None}
-    return found
+            slopes = torch.autograd.grad(module(x).sum(), [*parameters.values()], allow_unused=True)
+            unused |= {n for n, slope in zip(parameters, slopes, strict=True) if slope is None}
+    return unused
 
 
 def trained_by(method: Method) -> str | None:
@@ -293,21 +293,21 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
     far = quiet and any(left[key] > FAR * SMALL[key[1]] for key in series)
     most = left if far else now
     site, part = max(series, key=lambda key: most[key] / SMALL[key[1]])
-    found = (merges, site, part, now[site, part])
+    largest = (merges, site, part, now[site, part])
     least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
     if not quiet and all(value <= SMALL[p] for (_, p), value in now.items()):
         why = f"nothing changed by more than {least} in the last round; it takes several of these"
-        return ConvergenceStatus("not converged", why, *found)
+        return ConvergenceStatus("not converged", why, *largest)
     if quiet and not far:
         why = f"in the last {len(last)} aggregations nothing changed by more than {least}"
-        return ConvergenceStatus("converged", why, *found)
+        return ConvergenceStatus("converged", why, *largest)
     what = site if part == "norm" else f"the {part} of {site}"
     why = f"{what} changed by {_far(now[site, part], part)} in the last round"
     if far and left[site, part] == inf:
         why += ", at a growing rate"
     elif far:
         why += f", with an estimated {_far(left[site, part], part)} to go"
-    return ConvergenceStatus("not converged", why, *found)
+    return ConvergenceStatus("not converged", why, *largest)
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:

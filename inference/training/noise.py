@@ -97,8 +97,8 @@ class ClientNoise(Messenger):
                     "move it inside, or run with chunk_size=1"
                 )
             try:
-                own = partial(self.normal, name)
-                msg["value"] = draw(fn, axis, self.generators, rows, own, self.of_rows)
+                normals = partial(self.normal, name)
+                msg["value"] = draw(fn, axis, self.generators, rows, normals, self.of_rows)
             except NotImplementedError as error:  # as of an improper prior
                 raise NotImplementedError(
                     f"site {name!r} has an improper prior; expected a proper one, or a guide "
@@ -173,14 +173,15 @@ def draw(
         return value
     if isinstance(fn, torchdist.Normal) and axis is not None:
         shape = list(fn.batch_shape)
-        own, dtype, device = torch.Size([shape.pop(axis), *shape]), fn.loc.dtype, fn.loc.device
+        client_shape = torch.Size([shape.pop(axis), *shape])
+        dtype, device = fn.loc.dtype, fn.loc.device
         if rows:
             drawn = of_rows or ClientNoise(generators).of_rows
-            noise = drawn(own, axis, dtype, device)
+            noise = drawn(client_shape, axis, dtype, device)
         elif normals is None:
-            noise = sent(_normals(generators, own[1:], dtype), device)
+            noise = sent(_normals(generators, client_shape[1:], dtype), device)
         else:
-            noise = normals(own, dtype, device)
+            noise = normals(client_shape, dtype, device)
         return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis))
     if (home := _device(fn)).type != "cpu":  # the generators of the clients are on the CPU
         return draw(_rebuilt(fn, torch.Tensor.cpu), axis, generators, rows).to(home)
@@ -203,17 +204,17 @@ def draw(
 def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Draw standard normal noise [C, *shape], each client from its own generator."""
     noise = torch.empty(len(generators), *shape, dtype=dtype)
-    for own, generator in zip(noise.unbind(), generators, strict=True):
-        own.normal_(generator=generator)
+    for client_noise, generator in zip(noise.unbind(), generators, strict=True):
+        client_noise.normal_(generator=generator)
     return noise
 
 
 def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
     """Draw standard normal noise for one client's rows, which are along `axis` of the shape."""
     # NumPy's stream does not depend on its length, unlike torch.randn's.
-    own = np.random.default_rng(_integer(generator))
+    row_generator = np.random.default_rng(_integer(generator))
     leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
-    return torch.from_numpy(own.standard_normal(leading)).to(dtype).movedim(0, axis)
+    return torch.from_numpy(row_generator.standard_normal(leading)).to(dtype).movedim(0, axis)
 
 
 def sent(noise: Tensor, device: torch.device) -> Tensor:
@@ -240,12 +241,13 @@ def _integer(generator: Generator) -> int:
 
 def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
     """Draw values for one client's rows in blocks of fixed size, so that padding has no effect."""
-    own = keyed(_integer(generator))
+    row_generator = keyed(_integer(generator))
     count = fn.batch_shape[axis + 1]
     filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1).view(-1, BLOCK)
     first = _rebuilt(fn, lambda value: value.movedim(axis + 1, 0))
     blocks = [
-        _sample(_rebuilt(first, partial(torch.index_select, dim=0, index=at)), own) for at in filled
+        _sample(_rebuilt(first, partial(torch.index_select, dim=0, index=at)), row_generator)
+        for at in filled
     ]
     return torch.cat(blocks)[:count].movedim(0, axis + 1)
 

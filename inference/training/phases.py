@@ -113,7 +113,7 @@ def train(
 
     With `record=False` the phases run as written, otherwise by the extension "executor" if any.
     """
-    phases, known = method.phases if phases is None else phases, local.keys()
+    phases, initial_names = method.phases if phases is None else phases, local.keys()
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
     training = Training(method, data, noise, order, record, rounds)
@@ -121,8 +121,10 @@ def train(
     with pyro.validation_enabled(False), torch.enable_grad():
         trained: Trained = run(training, phases, received, local, cohort)
     # Statistics of rows only live while a client trains.
-    kept = {n: v for n, v in trained.local.items() if n in known or not n.startswith("rows/")}
-    return trained._replace(local=kept)
+    local_state = {
+        n: v for n, v in trained.local.items() if n in initial_names or not n.startswith("rows/")
+    }
+    return trained._replace(local=local_state)
 
 
 def run_phases(

@@ -15,7 +15,7 @@ from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.batch import share
 
 FETCHED = 2**18  # bytes of rows that are fetched at once, which stay in the cache: measured
-BESIDE = 32  # bytes of a row except its x
+INDEX_BYTES = 32  # bytes of a row except its x
 
 Batches = Callable[[int, int, int], Iterator[Batch]]
 """(step, clients with this step, number of steps with these clients) -> batch of each step."""
@@ -54,8 +54,8 @@ def make_schedule(
     steps, slots = many * per_epoch, int(per_epoch.max()) * width
     streams = np.tile(np.arange(slots), (len(rows), int(many.max()), 1))  # [C, epochs, slots]
     if batch:
-        for own, size, e, g in zip(streams, sizes.tolist(), epochs, order, strict=True):
-            for epoch in own[:e]:
+        for client_order, size, e, g in zip(streams, sizes.tolist(), epochs, order, strict=True):
+            for epoch in client_order[:e]:
                 epoch[:size] = torch.randperm(size, generator=g).numpy()
     step = np.arange(int(steps.max()))[:, None]
     begin = step % per_epoch * width  # [T, C], of a minibatch in its epoch
@@ -65,8 +65,8 @@ def make_schedule(
     client = np.arange(len(rows))[:, None]
     at = streams.reshape(len(rows), -1)[client, place * mask] * mask  # padding is the first row
     table = pad_sequence(rows, batch_first=True).numpy()
-    found = (np.ascontiguousarray(part) for part in (table[client, at], mask, steps, at))
-    return Schedule(*map(torch.from_numpy, found))  # a step lies alike in short and long plans
+    arrays = (np.ascontiguousarray(part) for part in (table[client, at], mask, steps, at))
+    return Schedule(*map(torch.from_numpy, arrays))  # a step lies alike in short and long plans
 
 
 def same_batch(whole: Batch) -> Batches:
@@ -83,14 +83,14 @@ def minibatches(data: Federation, cohort: Cohort, schedule: Schedule, blind: boo
     """
     rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
     part = share(cohort.size, mask)
-    each = BESIDE + (0 if blind else data.x[:1].numel() * data.x.element_size())
+    each = INDEX_BYTES + (0 if blind else data.x[:1].numel() * data.x.element_size())
 
     def batches(t: int, active: int, many: int) -> Iterator[Batch]:
         first = Cohort(cohort.ids[:active], cohort.size[:active])
         ahead, end = max(1, FETCHED // (active * rows.shape[2] * each)), t + many
         for begin in range(t, end, ahead):
             now = slice(begin, min(begin + ahead, end)), slice(active)
-            found = data.gather(first, rows[now], mask[now], at[now], part[now], blind)
-            yield from found.by_step()
+            fetched = data.gather(first, rows[now], mask[now], at[now], part[now], blind)
+            yield from fetched.by_step()
 
     return batches

@@ -37,9 +37,11 @@ def client_losses(step: GradientStep, loss: object, batch: Batch) -> Tensor:
     return loss
 
 
-def closed_form_values(name: str, made: object, now: Mapping[str, Tensor], clients: int) -> Tensors:
+def closed_form_values(
+    name: str, values: object, now: Mapping[str, Tensor], clients: int
+) -> Tensors:
     """Return what a closed-form update returns, [C, ...]; ValueError if it does not fit."""
-    changed = as_tensors(f"what update {name!r} returns", made, clients)
+    changed = as_tensors(f"what update {name!r} returns", values, clients)
     for key, value in changed.items():
         before = now.get(key, value)
         if before.is_floating_point() != value.is_floating_point():
