@@ -79,16 +79,16 @@ def joined(
     axes: Axes = {}
     for name in dict.fromkeys(n for part in parts for n in part):
         values = [part.get(name, old.get(name)) for part, old in zip(parts, before, strict=True)]
-        found = [v for v in values if v is not None]
-        if len(found) < len(values):
+        present = [v for v in values if v is not None]
+        if len(present) < len(values):
             raise ValueError(
                 f"a client without a step in this phase would lack {name!r}; compute it in "
                 "init_client too"
             )
-        if len({v.shape[1:] for v in found}) > 1:
-            axes[name] = _rows(name, found, widths)
-            found = [_widened(v, axes[name], max(widths)) for v in found]
-        changed[name] = placed(found, places)
+        if len({v.shape[1:] for v in present}) > 1:
+            axes[name] = _rows(name, present, widths)
+            present = [_widened(v, axes[name], max(widths)) for v in present]
+        changed[name] = placed(present, places)
     return changed, axes
 
 
@@ -96,8 +96,8 @@ def _rows(name: str, values: Sequence[Tensor], widths: Sequence[int]) -> list[in
     shapes = [tuple(v.shape[1:]) for v in values]
     if len({len(shape) for shape in shapes}) == 1:
         lengths = enumerate(zip(*shapes, strict=True), 1)
-        differ = [(axis, found) for axis, found in lengths if len(set(found)) > 1]
-        if all(found == tuple(widths) for _, found in differ):
+        differ = [(axis, sizes) for axis, sizes in lengths if len(set(sizes)) > 1]
+        if all(sizes == tuple(widths) for _, sizes in differ):
             return [axis for axis, _ in differ]
     raise ValueError(
         f"{name!r} has shapes {shapes} in groups of clients with up to {list(widths)} rows; "

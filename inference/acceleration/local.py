@@ -38,19 +38,21 @@ def run_phases(
     It has the arguments and results of `training.phases.run_phases`.
     """
     method, data = training.method, training.data
-    known, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
+    initial_names, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
     each = [alternatives(method, phase, received, local, data) for phase in phases]
     groups = []
     with recording(training.record, training.rounds):
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
-            own = [phase for way in each for phase in way.of(rows)]
+            group_phases = [phase for way in each for phase in way.of(rows)]
             whose = Cohort(cohort.ids[some], cohort.size[some])
-            for part in GroupedTraining(*training).run(own, cut(received, some), before, whose):
-                made = part.after.local.items()
-                kept = {n: v for n, v in made if n in known or n[:5] != "rows/"}
-                own_after = part.after._replace(local=kept)
-                groups.append(part._replace(places=some[part.places], after=own_after))
+            for part in GroupedTraining(*training).run(
+                group_phases, cut(received, some), before, whose
+            ):
+                entries = part.after.local.items()
+                local_state = {n: v for n, v in entries if n in initial_names or n[:5] != "rows/"}
+                group_after = part.after._replace(local=local_state)
+                groups.append(part._replace(places=some[part.places], after=group_after))
         after, _ = as_one(groups)
     return after._replace(local=local | after.local)
 
@@ -99,14 +101,14 @@ class GroupedTraining(Training):
             groups = []
             for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
                 before = narrowed(cut(trained.local, some), axes, width)
-                own = [(phase, epochs[some]) for phase, epochs in turn]
+                group_phases = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Cohort(cohort.ids[some], cohort.size[some])
-                after = self._in_turn(own, cut(received, some), before, whose, width)
+                after = self._in_turn(group_phases, cut(received, some), before, whose, width)
                 groups.append(Group(some, before, width, after))
             if len(turns) == 1:
                 return groups
-            after, found = as_one(groups)
-            axes = {n: at for n, at in axes.items() if n not in after.local} | found
+            after, group_axes = as_one(groups)
+            axes = {n: at for n, at in axes.items() if n not in after.local} | group_axes
             trained = trained.then(after)
         return [Group(torch.arange(len(sizes)), local, longest, changes(local, trained))]
 
@@ -135,9 +137,9 @@ class GroupedTraining(Training):
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
                 batches = minibatches(self.data, ranked, schedule.of(rank), blind)
-            own = Streams(self.noise, [names[c] for c in torch.arange(len(names))[rank].tolist()])
-            mine = cut(received, rank), cut(trained.local, rank)
-            run = PhaseRun(self.method, phase, *mine, ranked, own)
+            noise = Streams(self.noise, [names[c] for c in torch.arange(len(names))[rank].tolist()])
+            tensors = cut(received, rank), cut(trained.local, rank)
+            run = PhaseRun(self.method, phase, *tensors, ranked, noise)
             run.go(steps[rank], batches)
             owned = {n: v for n, v in run.local.items() if n in run.owned}
             parts = (owned, run.losses(steps[rank]), run.first)

@@ -82,14 +82,14 @@ def recordings(
             pass
     finally:
         RECORDINGS.log = before
-    found = []
+    updates = []
     for name in dict.fromkeys(one.name for one in log):
         some = [one for one in log if one.name == name]
-        written, recorded = (sum(one.made[i] for one in some) for i in range(2))
+        written, recorded = (sum(one.counts[i] for one in some) for i in range(2))
         reason = next((one.reason for one in some if one.reason), "")
         if written or recorded:
-            found.append(RecordedUpdate(name, recorded, written, reason))
-    return tuple(found)
+            updates.append(RecordedUpdate(name, recorded, written, reason))
+    return tuple(updates)
 
 
 def unrecorded(method: Method, rounds: Iterable[tuple[int, float]]) -> tuple[str, ...]:

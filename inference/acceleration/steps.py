@@ -170,8 +170,8 @@ class MoveRun:
         """Run the update by calling its original function, without a recording."""
         run = self.run
         with run.noise:
-            made = self.move(run.received, run.now, batch)
-        changed = closed_form_values(self.name, made, run.now, len(batch))
+            values = self.move(run.received, run.now, batch)
+        changed = closed_form_values(self.name, values, run.now, len(batch))
         if not run.once:  # an update may return tensors that its other results overwrite
             changed = {n: v.clone() for n, v in changed.items()}
         self.names = {*changed}
@@ -245,8 +245,8 @@ class StepRun:
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         with run.noise:
             local = run.now | leaves
-            made = step.loss(run.method.model, run.method.guide, run.received, local, batch)
-        loss = client_losses(step, made, batch)
+            losses = step.loss(run.method.model, run.method.guide, run.received, local, batch)
+        loss = client_losses(step, losses, batch)
         moving, ones = list(leaves.values()), run.ones[: len(loss)]
         grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):

@@ -190,12 +190,12 @@ def _is_of_runs(model: Any) -> bool:
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
     """Return each row's log likelihood, for one observed site or summed over all observed sites."""
-    by_site = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
-    if not by_site or var_name not in (None, *by_site):
+    terms = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
+    if not terms or var_name not in (None, *terms):
         raise ValueError(
-            f"var_name is {var_name!r}; expected one of the sites in log_likelihood: {list(by_site)}"
+            f"var_name is {var_name!r}; expected one of the sites in log_likelihood: {list(terms)}"
         )
-    parts = list(by_site.values()) if var_name is None else [by_site[var_name]]
+    parts = list(terms.values()) if var_name is None else [terms[var_name]]
     if len({part.dims for part in parts}) > 1:
         sites = ", ".join(f"{part.name} {part.dims}" for part in parts)
         raise ValueError(

@@ -28,7 +28,12 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptio
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
-from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
+from pyrofl.inference.posteriors.draws import (
+    draw,
+    draws_specification,
+    find_client_dependence,
+    those,
+)
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.inference.posteriors.provenance import facts, losses, movements, together
@@ -180,37 +185,39 @@ def to_arviz(
     verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
     of_method, of_axes = axes_of(runs[0].method)
-    asked_dims, dims = dims or {}, {**of_method, **(dims or {})}
+    user_dims, dims = dims or {}, {**of_method, **(dims or {})}
     refuse_bad_axes(dims)
-    made, corrections = [], []
+    chain_groups, corrections = [], []
     for run, verdict in zip(runs, verdicts, strict=True):
         refuse_other_data(run.data, data)
-        how = asked_of(run.method, {"seed": run.seed, **asked, "draws": draws})
-        own = read_own(run.method, run.data, run.state, clients, how)
-        axes = ClientAxes(run.data, clients, run.method.shared, dims, own)
+        how = draws_specification(run.method, {"seed": run.seed, **asked, "draws": draws})
+        dependence = find_client_dependence(run.method, run.data, run.state, clients, how)
+        axes = ClientAxes(run.data, clients, run.method.shared, dims, dependence)
         correction = Correction(corrected, progress, verdict)
-        made.append(_groups(run, axes, chosen, how, everything, correction))
+        chain_groups.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)
         if drawn:
             run.record_correction(correction.outcome, correction.unreliable)
-        _check_sites(made[-1], made[0])
-    used = {axis for group in made[0].values() for v in group.values() for axis in v.axes}
+        _check_sites(chain_groups[-1], chain_groups[0])
+    used = {axis for group in chain_groups[0].values() for v in group.values() for axis in v.axes}
     coords = {**{n: v for n, v in of_axes.items() if n in used}, **(coords or {})}
-    named = _refuse_unknown_names(made[0], runs[0].state, asked_dims, coords)
+    named = _refuse_unknown_names(chain_groups[0], runs[0].state, user_dims, coords)
     trained = int(clients.max()) < data.clients and any(run.records for run in runs)
     if "sample_stats" in chosen and trained:
         loss, named["round"], named["step"] = losses(runs)
-        for one, value in zip(made, loss, strict=True):
+        for one, value in zip(chain_groups, loss, strict=True):
             of_rounds = {"loss": Variable(value[:, clients], ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
         named["site"], far = movements(runs)
-        for one, values in zip(made, far, strict=True):
+        for one, values in zip(chain_groups, far, strict=True):
             one["sample_stats"] |= values
     verdicts = [run.status for run in runs]  # with the correction
-    if any(ESTIMATE in v.axes for v in made[0].get("sample_stats", {}).values()):
+    if any(ESTIMATE in v.axes for v in chain_groups[0].get("sample_stats", {}).values()):
         named[ESTIMATE] = ESTIMATES
-    attrs = facts(runs, made[0], verdicts, how, begun) | {"corrected": together(corrections)}
-    return chained(made, data, clients, named, attrs)
+    attrs = facts(runs, chain_groups[0], verdicts, how, begun) | {
+        "corrected": together(corrections)
+    }
+    return chained(chain_groups, data, clients, named, attrs)
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
@@ -239,7 +246,7 @@ def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def _refuse_unknown_names(
-    made: Groups,
+    groups: Groups,
     state: RoundState,
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
@@ -248,11 +255,11 @@ def _refuse_unknown_names(
 
     Unknown sites in dims, or axes in coords, raise ValueError.
     """
-    sites = {n: None for variables in made.values() for n in variables}
+    sites = {n: None for variables in groups.values() for n in variables}
     # A point parameter has no draws, but its axes may be named.
     states = (*sites, *state.server, *state.client_states)
-    sites |= {own: None for n in states if (own := n.partition("/")[2])}
-    axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
+    sites |= {site: None for n in states if (site := n.partition("/")[2])}
+    axes = {a: None for group in groups.values() for v in group.values() for a in v.axes}
     for name in dims:
         known(name, list(sites), "site in dims")
     for name in coords:
@@ -261,7 +268,7 @@ def _refuse_unknown_names(
 
 
 def chained(
-    made: Sequence[Groups],
+    chain_groups: Sequence[Groups],
     data: Federation,
     ids: Tensor,
     coords: Mapping[str, Sequence[Any]] | None = None,
@@ -273,17 +280,17 @@ def chained(
 
     Groups of class responses have the names of the classes as the coordinate "class".
     """
-    arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
+    arrays: dict[str, dict[str, Tensor]] = {group: {} for group in chain_groups[0]}
     axes: dict[str, tuple[str, ...]] = {}
-    for group, variables in made[0].items():
+    for group, variables in chain_groups[0].items():
         chains = not group.endswith("_data")
         for name, variable in variables.items():
-            values = [one[group][name].value for one in made]
+            values = [one[group][name].value for one in chain_groups]
             arrays[group][name] = torch.stack(values) if chains else values[0]
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
     names = [data.names[i] for i in ids.tolist()]
     of_data = {axis: words for axis, words in labels(data).items() if words}
-    known = {"client": names, **of_data, **(coords or {})}
+    axis_labels = {"client": names, **of_data, **(coords or {})}
     of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
     along: dict[str, tuple[str, Sequence[Any]]] = {"row_client": ("row", of_row)}
     if data.weights is not None:
@@ -291,15 +298,15 @@ def chained(
         along["row_weight"] = ("row", data.weights[rows].tolist())
     listed = {group: ("class",) for group in OF_CLASSES if data.classes}
     units = data.source.units() if data.source else {}
-    told = {**(attrs or {}), **units}
-    return inference_data(arrays, axes, known, along, told, listed)
+    attributes = {**(attrs or {}), **units}
+    return inference_data(arrays, axes, axis_labels, along, attributes, listed)
 
 
 def of_prior(
     axes: ClientAxes,
     method: Method,
     state: RoundState,
-    asked: EvaluationSpec,
+    spec: EvaluationSpec,
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
@@ -308,22 +315,22 @@ def of_prior(
     The prior is that given a server state; the groups are prior and prior_predictive.
     """
     try:
-        known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
+        client_draws = pointwise(method, axes.data, state, axes.ids, spec, of_prior=True)
     except NotImplementedError as error:
         if lenient:
             return {}
         raise ValueError(
             f"the prior has no draws: {error}; use a proper prior, or leave out the prior groups"
         ) from error
-    made = axes.groups(known, OF_PRIOR.values())
-    return {new: made[old] for new, old in OF_PRIOR.items() if new in chosen and old in made}
+    groups = axes.groups(client_draws, OF_PRIOR.values())
+    return {new: groups[old] for new, old in OF_PRIOR.items() if new in chosen and old in groups}
 
 
 def _groups(
     run: Fitted,
     axes: ClientAxes,
     chosen: set[str],
-    asked: EvaluationSpec,
+    spec: EvaluationSpec,
     lenient: bool,
     correction: Correction,
 ) -> Groups:
@@ -331,39 +338,43 @@ def _groups(
 
     `lenient` leaves out an improper prior.
     """
-    found: Groups = {}
+    groups: Groups = {}
     method, data, state = run.method, run.data, run.state
-    known: list[Pointwise] | None = None
+    client_draws: list[Pointwise] | None = None
     stats: dict[str, Variable] = {}
     if chosen & {"posterior", *OF_ROWS}:
-        known, stats = correction.draws(method, data, state, axes, asked, bool(chosen & OF_ROWS))
-    if known is not None:
-        found |= axes.groups(known if chosen & OF_ROWS else without_rows(known), chosen)
+        client_draws, stats = correction.draws(
+            method, data, state, axes, spec, bool(chosen & OF_ROWS)
+        )
+    if client_draws is not None:
+        groups |= axes.groups(
+            client_draws if chosen & OF_ROWS else without_rows(client_draws), chosen
+        )
     elif chosen & OF_ROWS:
-        found |= axes.groups(pointwise(method, data, state, axes.ids, asked), chosen)
+        groups |= axes.groups(pointwise(method, data, state, axes.ids, spec), chosen)
     elif "posterior" in chosen:
-        sites = draw(method, data, state, axes.ids, asked)
-        found["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
+        sites = draw(method, data, state, axes.ids, spec)
+        groups["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
     if stats:
-        stats |= correction.of_estimates(found["posterior"]) if "posterior" in found else {}
-        found["sample_stats"] = found.get("sample_stats", {}) | stats
+        stats |= correction.of_estimates(groups["posterior"]) if "posterior" in groups else {}
+        groups["sample_stats"] = groups.get("sample_stats", {}) | stats
     if chosen & OF_PRIOR.keys():
-        found |= of_prior(axes, method, state, asked, chosen, lenient)
+        groups |= of_prior(axes, method, state, spec, chosen, lenient)
     if "constant_data" in chosen:
-        found["constant_data"] = axes.constants()
-    if "log_prior" in chosen and not found.get("log_prior") and not lenient:
+        groups["constant_data"] = axes.constants()
+    if "log_prior" in chosen and not groups.get("log_prior") and not lenient:
         raise ValueError("the prior has no density; use a proper prior, or leave out log_prior")
     if "sample_stats" in chosen and int(axes.ids.max()) < data.clients:
         reported = {n: axes.reported(n, v[axes.ids]) for n, v in run.statistics().items()}
-        found["sample_stats"] = reported | found.get("sample_stats", {})
-    return {group: found[group] for group in GROUPS if found.get(group)}
+        groups["sample_stats"] = reported | groups.get("sample_stats", {})
+    return {group: groups[group] for group in GROUPS if groups.get(group)}
 
 
-def without_rows(known: Sequence[Pointwise]) -> list[Pointwise]:
+def without_rows(client_draws: Sequence[Pointwise]) -> list[Pointwise]:
     """Remove latent sites that have a value for each row from clients' posterior draws."""
     return [
         one | {"posterior": {n: v for n, v in one["posterior"].items() if not v.rows}}
-        for one in known
+        for one in client_draws
     ]
 
 
@@ -390,11 +401,11 @@ def refuse_other_data(one: Federation, other: Federation) -> None:
 
 def _check_sites(one: Groups, other: Groups) -> None:
     """Raise ValueError if the ArviZ groups of two runs have different variables or shapes."""
-    found, expected = (
+    shapes, expected = (
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)
     )
-    if differing := sorted(found ^ expected):
+    if differing := sorted(shapes ^ expected):
         raise ValueError(
             f"runs differ in {', '.join(differing)}; all chains need the same sites and shapes"
         )

@@ -56,16 +56,18 @@ class Proposed(Messenger):
         own: noise of the client-specific sites, [S, C, n].
     """
 
-    def __init__(self, shared: str, normal: frozenset[str], noise: Tensor, own: Tensor) -> None:
+    def __init__(
+        self, shared: str, normal: frozenset[str], noise: Tensor, client_noise: Tensor
+    ) -> None:
         super().__init__()
         self.shared, self.normal, self.draws = shared, normal, len(noise)
-        self.left = {True: noise[:, None], False: own}
+        self.left = {True: noise[:, None], False: client_noise}
 
     def _pyro_sample(self, msg: Any) -> None:
         if open_latent(msg) and msg["name"] in self.normal:
-            fn, ours = msg["fn"], matches(msg["name"], self.shared)
+            fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
             size = fn.event_shape.numel()
-            part, self.left[ours] = self.left[ours].tensor_split([size], -1)
+            part, self.left[is_shared] = self.left[is_shared].tensor_split([size], -1)
             part = part.to(fn.mean).reshape(*part.shape[:2], 1, *fn.event_shape)
             msg["value"], msg["done"] = fn.mean + fn.stddev * part, True
 
@@ -80,22 +82,22 @@ def width(fn: Any) -> int:
 
 
 def grouped(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> list[ClientGroup]:
     """Return clients in groups of similar numbers of rows, of at most `ROWS` rows in all.
 
     Clients are alone if the programs of several clients cannot run in one batch.
     """
-    most = asked.chunk_size or len(ids)
-    if most > 1 and not is_batchable(method, data, state, ids, asked):
+    most = spec.chunk_size or len(ids)
+    if most > 1 and not is_batchable(method, data, state, ids, spec):
         most = 1
-    found = []
+    groups = []
     for part in alike(data.sizes, ids, most):
-        how = replace(asked, chunk_size=len(part))
+        how = replace(spec, chunk_size=len(part))
         for some, received, local, sources in single(method, data, state, part, how):
             group = ClientGroup(some.tolist(), (received, local, data.batch(some)), sources)
-            found.append(in_double_precision(method, group))
-    return found
+            groups.append(in_double_precision(method, group))
+    return groups
 
 
 def in_double_precision(method: Method, group: ClientGroup) -> ClientGroup:
@@ -112,14 +114,14 @@ def in_double_precision(method: Method, group: ClientGroup) -> ClientGroup:
     received, local = (
         {n: rounded(v, torch.double) for n, v in some.items()} for some in (received, local)
     )
-    found = group._replace(client=(received, local, wide))
-    other = found._replace(sources=[Generator() for _ in group.ids])
+    doubled_group = group._replace(client=(received, local, wide))
+    other = doubled_group._replace(sources=[Generator() for _ in group.ids])
     try:
         with unproposed(method, other), default_type(wide.size.dtype):
-            traces(method.model, method.guide, *found.client, 2)
+            traces(method.model, method.guide, *doubled_group.client, 2)
     except RuntimeError:  # the program has tensors of its own in single precision
         return group
-    return found
+    return doubled_group
 
 
 def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -135,26 +137,26 @@ def alike(sizes: Tensor, ids: Tensor, most: int) -> list[Tensor]:
         ids: ids of clients.
         most: maximum number of clients in a group.
     """
-    order, found = ids[sizes[ids].argsort(descending=True, stable=True)], []
+    order, groups = ids[sizes[ids].argsort(descending=True, stable=True)], []
     while len(order):
         of = sizes[order]
         longest = int(of[0])
         similar = int((of >= longest * ALIKE).sum()) if longest > SHORT else len(of)
         fit = min(most, similar, max(1, ROWS // longest))
-        found.append(order[:fit])
+        groups.append(order[:fit])
         order = order[fit:]
-    return found
+    return groups
 
 
 def is_batchable(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> bool:
     """Return whether all sites are inside the client plate, and own ones normal or points.
 
     It is tested at the client with most rows.
     """
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)][:1]
-    (_, received, local, _), *_ = single(method, data, state, ids, replace(asked, chunk_size=1))
+    (_, received, local, _), *_ = single(method, data, state, ids, replace(spec, chunk_size=1))
     group = ClientGroup(ids.tolist(), (received, local, data.batch(ids)), [Generator()])
     with unproposed(method, group):
         q, p = traces(method.model, method.guide, *group.client, 2)
@@ -179,5 +181,5 @@ def evaluated(method: Method, group: ClientGroup, proposed: Proposed) -> tuple[T
         q, p = traces(method.model, method.guide, *group.client, draws)
     zero = batch.size.new_zeros(draws, len(batch))
     with pyro.validation_enabled(False):  # where a value is NaN, so is the density
-        found = densities(method.shared, q, p, zero)
-    return {n: v.expand_as(zero).double() for n, v in found.items()}, q, p
+        log_densities = densities(method.shared, q, p, zero)
+    return {n: v.expand_as(zero).double() for n, v in log_densities.items()}, q, p

@@ -75,13 +75,13 @@ NETWORK = 50  # largest number of network parameters that are corrected by defau
 T = TypeVar("T")
 
 
-def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
+def reason_against(method: Method, data: Federation, ids: Tensor, spec: EvaluationSpec) -> str:
     """Return why draws should not be corrected by importance weights by default, or "".
 
     For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
     as for thousands of network weights.
     """
-    if getattr(method.views.get(asked.view(method)), "posterior", None):
+    if getattr(method.views.get(spec.view(method)), "posterior", None):
         return "the server draws from its own posterior, which has no density"
     if method.metadata.privacy is not None:
         return "the run is private, and corrected draws would exceed its privacy budget"
@@ -102,7 +102,7 @@ def corrected(
     data: Federation,
     state: RoundState,
     ids: Tensor,
-    asked: EvaluationSpec,
+    spec: EvaluationSpec,
     *,
     strict: bool = True,
     progress: bool = False,
@@ -117,13 +117,13 @@ def corrected(
             f"{data.names[int(ids.max())]!r} is held out; corrected=True needs training clients, "
             "as the weights of shared sites need their rows"
         )
-    draws = asked.draws or 1
+    draws = spec.draws or 1
     everyone = torch.arange(data.clients) if method.shared else ids
-    how = asked if method.shared else replace(asked, chunk_size=1)
+    how = spec if method.shared else replace(spec, chunk_size=1)
     groups = grouped(method, data, state, everyone, how)
     guided, tried = GuidedSites(method, groups[0]), tried_for(method, draws)
     parts = [GroupWeighing(method, group, guided) for group in groups]
-    common = stream(asked.seed, Stream.TEST, state.number)
+    common = stream(spec.seed, Stream.TEST, state.number)
 
     def relist(server: Tensors) -> None:
         """Let the guide select among draws of another server state."""
@@ -133,15 +133,15 @@ def corrected(
             part.group, part.guided = part.group._replace(client=other.client), relisted
 
     if method.shared:
-        near = near_list(method, state, asked, guided)
+        near = near_list(method, state, spec, guided)
         log_w, weights = _together(parts, common, tried, Bar(progress), near, relist)
     else:
-        log_w, weights = _apart(parts, common, tried, Bar(progress))
+        log_w, weights = _separately(parts, common, tried, Bar(progress))
     if not strict and bool(untrusted(weights).any()):
         return None, weights
-    kept = [resampled(one, draws, common) for one in log_w]
-    found, latent = {}, guided.latent
-    for part, at in zip(parts, kept if len(kept) > 1 else kept * len(parts), strict=True):
+    chosen = [resampled(one, draws, common) for one in log_w]
+    values_by_client, latent = {}, guided.latent
+    for part, at in zip(parts, chosen if len(chosen) > 1 else chosen * len(parts), strict=True):
         group = part.group
         for c, i in enumerate(group.ids):
             values = {
@@ -150,18 +150,22 @@ def corrected(
             }
             if rows:
                 name = data.names[i]
-                source = stream(asked.seed, Stream.ROWS, state.number, name)
+                source = stream(spec.seed, Stream.ROWS, state.number, name)
                 client, b = group.one(c, data), len(data.train[i])  # without padding
-                mine = {
+                latent_values = {
                     n: Values(v.value[:, :, :b], True) if v.rows else v
                     for n, v in values.items()
                     if n in latent
                 }
-                found[i] = pointwise_at(method.model, method.shared, mine, client, source)
+                values_by_client[i] = pointwise_at(
+                    method.model, method.shared, latent_values, client, source
+                )
             else:
-                found[i] = {"posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}}
+                values_by_client[i] = {
+                    "posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}
+                }
     weights = weights._replace(shapes=_shapes(parts, log_w, weights.k, ids, latent))
-    return [found[i] for i in ids.tolist()], weights
+    return [values_by_client[i] for i in ids.tolist()], weights
 
 
 def _shapes(
@@ -172,31 +176,33 @@ def _shapes(
     in_plate: Mapping[str, bool],
 ) -> dict[str, Tensor]:
     """Return the Pareto shapes of estimates of the sites without rows, [4, C, *p]."""
-    found: dict[str, list[Tensor]] = {}
+    shapes_by_site: dict[str, list[Tensor]] = {}
     for i, part in enumerate(parts):
-        own = min(i, len(log_w) - 1)
+        weight_index = min(i, len(log_w) - 1)
         for n, v in part.sites.items():
             if not v.rows and part.group.ids:
                 value = v.value if in_plate.get(n) else v.value[:, :, 0]
-                found.setdefault(n, []).append(shapes(value, log_w[own], float(k[own])))
+                shapes_by_site.setdefault(n, []).append(
+                    shapes(value, log_w[weight_index], float(k[weight_index]))
+                )
     order = torch.tensor([i for part in parts for i in part.group.ids])
     at = (ids[:, None] == order).int().argmax(1)
-    return {n: torch.cat(v, 1)[:, at] for n, v in found.items()}
+    return {n: torch.cat(v, 1)[:, at] for n, v in shapes_by_site.items()}
 
 
 def near_list(
-    method: Method, state: RoundState, asked: EvaluationSpec, guided: GuidedSites
+    method: Method, state: RoundState, spec: EvaluationSpec, guided: GuidedSites
 ) -> ServerDraws | None:
     """Return the server's list of draws, if the guide selects one of these, and others are near."""
-    listed = getattr(method.views[asked.view(method)], "listed", None)
+    listed = getattr(method.views[spec.view(method)], "listed", None)
     return listed(state.server) if listed and guided.listed else None
 
 
-def with_shapes(found: Weighed) -> Weights:
+def with_shapes(weighed: Weighed) -> Weights:
     """Return the diagnostics of weighted draws with the Pareto shapes of their estimates."""
-    k = float(found.weights.k)
-    return found.weights._replace(
-        shapes={n: shapes(v, found.log_w, k) for n, v in found.values.items()}
+    k = float(weighed.weights.k)
+    return weighed.weights._replace(
+        shapes={n: shapes(v, weighed.log_w, k) for n, v in weighed.values.items()}
     )
 
 
@@ -215,27 +221,27 @@ def _together(
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of all clients together; return their log weights [S], and diagnostics."""
 
-    def exchange(asked: Request) -> Reply:
+    def exchange(request: Request) -> Reply:
         """Return the terms of all groups at draws of the shared sites, and values of these."""
-        if asked.server is not None:
-            relist(asked.server)
-        each = zip(shown(parts, len(asked.noise)), asked.draws, strict=True)
-        terms = [part.together(asked.noise, k, asked.sets, asked.more) for part, k in each]
-        last = {n: v[-len(asked.noise) :] for n, v in parts[0].shared_values().items()}
+        if request.server is not None:
+            relist(request.server)
+        each = zip(shown(parts, len(request.noise)), request.draws, strict=True)
+        terms = [part.together(request.noise, k, request.sets, request.more) for part, k in each]
+        last = {n: v[-len(request.noise) :] for n, v in parts[0].shared_values().items()}
         return Reply(terms, last)
 
     rows = torch.tensor([part.group.client[2].mask.numel() for part in parts]).double()
     guided = parts[0].guided
-    found = Weighing(guided, rows, exchange, common, count, near).together()
-    return [found.log_w], found.weights
+    weighed = Weighing(guided, rows, exchange, common, count, near).together()
+    return [weighed.log_w], weighed.weights
 
 
-def _apart(
+def _separately(
     parts: Sequence[GroupWeighing], common: Generator, count: int, shown: Bar
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of each client by itself; return its log weights [S], and diagnostics [C]."""
-    made = [weighted(part.alone(count)) for part in shown(parts, count)]
-    k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
+    weighted_parts = [weighted(part.alone(count)) for part in shown(parts, count)]
+    k, log_w = torch.tensor([k for _, k in weighted_parts]), [w for w, _ in weighted_parts]
     return log_w, Weights(k, torch.stack([effective(w) for w in log_w]), count)
 
 
@@ -291,7 +297,7 @@ class Correction:
         data: Federation,
         state: RoundState,
         axes: ClientAxes,
-        asked: EvaluationSpec,
+        spec: EvaluationSpec,
         rows: bool,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
         """Return importance-corrected draws and weight diagnostics; None if not corrected.
@@ -301,39 +307,39 @@ class Correction:
             data: the federation.
             state: the round.
             axes: the requested clients.
-            asked: settings of the draws.
+            spec: settings of the draws.
             rows: whether values of rows are needed.
         """
         reason = "the clients' rows are not available" if data.is_outline else ""
-        reason = reason or reason_against(method, data, axes.ids, asked)
+        reason = reason or reason_against(method, data, axes.ids, spec)
         how: dict[str, Any] = {"strict": bool(self.wanted), "progress": self.progress, "rows": rows}
-        weigh = partial(corrected, method, data, state, axes.ids, asked, **how)
+        weigh = partial(corrected, method, data, state, axes.ids, spec, **how)
         together = bool(axes.shared)
         names = [] if together else [data.names[i] for i in axes.ids.tolist()]
-        found, weights = self.tried(method, state, asked, reason, names, weigh)
+        corrected_draws, weights = self.tried(method, state, spec, reason, names, weigh)
         if weights is None:
             return None, {}
         stats = {"pareto_k": weights.k, "importance_ess": weights.ess}
         self.shapes = weights.shapes
-        return found, {
+        return corrected_draws, {
             n: Variable(v[0], ()) if together else Variable(v, ("client",))
             for n, v in stats.items()
         }
 
     def of_estimates(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
         """Return the Pareto shapes of the estimates of each variable of the posterior."""
-        found = {}
+        variables = {}
         for name, value in self.shapes.items():
             if name in posterior and "row" not in (axes := posterior[name].axes[1:]):
-                own = value if "client" in axes else value[:, 0]
-                found[f"pareto_k_{name}"] = Variable(own, (ESTIMATE, *axes))
-        return found
+                entry_shapes = value if "client" in axes else value[:, 0]
+                variables[f"pareto_k_{name}"] = Variable(entry_shapes, (ESTIMATE, *axes))
+        return variables
 
     def tried(
         self,
         method: Method,
         state: RoundState,
-        asked: EvaluationSpec,
+        spec: EvaluationSpec,
         reason: str,
         names: Sequence[str],
         weigh: Callable[[], tuple[T | None, Weights]],
@@ -343,7 +349,7 @@ class Correction:
         Args:
             method: as trained.
             state: the round.
-            asked: settings of the draws.
+            spec: settings of the draws.
             reason: why draws are not corrected by default, or "".
             names: names of clients that are weighted separately; empty for all together.
             weigh: returns corrected draws, None if they are unreliable, and the weights.
@@ -357,12 +363,12 @@ class Correction:
         if not strict and reason:
             self.outcome = f"no: {reason}"
             return None, None
-        exact = getattr(method.views[asked.view(method)], "exact", None)
+        exact = getattr(method.views[spec.view(method)], "exact", None)
         if not strict and exact and exact(state.server):
             self.outcome = "no: the draws are of the exact posterior"
             return None, None
         try:
-            found, weights = weigh()
+            corrected_draws, weights = weigh()
         except CannotCorrect as error:
             if strict:
                 raise
@@ -375,4 +381,4 @@ class Correction:
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)
         self.unreliable = heavy_tail(weights) or weights.missing_mode
-        return found, weights
+        return corrected_draws, weights

@@ -23,7 +23,7 @@ from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
-from pyrofl.inference.posteriors.server import Given, of_server
+from pyrofl.inference.posteriors.server import SiteSubstitution, of_server
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import synchronized
@@ -43,13 +43,19 @@ class JointNoise(ClientNoise):
     """
 
     def __init__(
-        self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
+        self, client_generators: Sequence[Generator], shared: str, common: Callable[[], Generator]
     ) -> None:
-        super().__init__(own)
-        self.own, self.shared, self.common = own, shared, [common() for _ in own]
+        super().__init__(client_generators)
+        self.client_generators, self.shared, self.common = (
+            client_generators,
+            shared,
+            [common() for _ in client_generators],
+        )
 
     def _pyro_sample(self, msg: Any) -> None:
-        self.generators = self.common if matches(msg["name"], self.shared) else self.own
+        self.generators = (
+            self.common if matches(msg["name"], self.shared) else self.client_generators
+        )
         super()._pyro_sample(msg)
 
 
@@ -83,16 +89,16 @@ def posterior(
         ValueError: if a field is out of range, the model is an ensemble, or draws of a shared site
             differ between clients.
     """
-    how = asked_of(method, {**asked, "draws": draws})
+    how = draws_specification(method, {**asked, "draws": draws})
     return draw(method, data, state, those(data, ids), how)
 
 
-def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
+def draws_specification(method: Method, options: Mapping[str, Any]) -> EvaluationSpec:
     """Return the validated settings of posterior draws, given as keyword arguments.
 
     A posterior of the server cannot be adapted.
     """
-    how = EvaluationSpec.of(given, without="population part")
+    how = EvaluationSpec.of(options, without="population part")
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
     if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
         raise ValueError(
@@ -108,8 +114,13 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
         return torch.arange(data.clients)
     most = len(data.train) - 1
     if torch.is_tensor(ids) and ids.dim() == 1 and ids.dtype in (torch.int64, torch.int32):
-        told = ids.tolist()
-        if told and len(set(told)) == len(told) and min(told) >= 0 and max(told) <= most:
+        id_list = ids.tolist()
+        if (
+            id_list
+            and len(set(id_list)) == len(id_list)
+            and min(id_list) >= 0
+            and max(id_list) <= most
+        ):
             return ids.long()
     shown = f"{ids.dtype} {ids.tolist()}" if torch.is_tensor(ids) else f"a {type(ids).__name__}"
     raise ValueError(f"ids is {shown}; expected a tensor of distinct whole numbers, 0 to {most}")
@@ -117,30 +128,37 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
 
 @synchronized
 def draw(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> Tensors:
     """Draw from each client's posterior, with settings already validated; see `posterior`."""
-    draws, found = asked.draws or 1, []
-    common = partial(stream, asked.seed, Stream.TEST, state.number)
-    server, asked = of_server(method, state, asked)
-    for some, received, local, noise in single(method, data, state, ids, asked):
+    draws, chunks = spec.draws or 1, []
+    common = partial(stream, spec.seed, Stream.TEST, state.number)
+    server, spec = of_server(method, state, spec)
+    for some, received, local, noise in single(method, data, state, ids, spec):
         batch = data.batch(some)
-        given = server(batch.cohort)
+        server_draws = server(batch.cohort)
         with pyro.validation_enabled(False), torch.no_grad():
-            with JointNoise(noise, method.shared, common), Given(given):
+            with JointNoise(noise, method.shared, common), SiteSubstitution(server_draws):
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
-            known = poutine.replay(method.guide, trace=q)
+            replayed = poutine.replay(method.guide, trace=q)
             # The requested sites depend on no row, unless a latent site does.
             if not any(of_rows(site) for _, site in latent(q)):
                 batch = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=batch.mask[:, :1])
-            _, p = traces(method.model, known, received, local, batch, draws)
+            _, p = traces(method.model, replayed, received, local, batch, draws)
         sites = named(q, p, draws, len(some))
         # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
-        own = {n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows}
-        found.append((some, {n: v.transpose(0, 1) for n, v in given.items()} | own))
-    known_ids, by_id = torch.cat([some for some, _ in found]).sort()
-    back = by_id[torch.searchsorted(known_ids, ids)]
-    drawn = {n: v[back].transpose(0, 1) for n, v in join_up(own for _, own in found).items()}
+        client_draws = {
+            n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows
+        }
+        chunks.append(
+            (some, {n: v.transpose(0, 1) for n, v in server_draws.items()} | client_draws)
+        )
+    drawn_ids, by_id = torch.cat([some for some, _ in chunks]).sort()
+    back = by_id[torch.searchsorted(drawn_ids, ids)]
+    drawn = {
+        n: v[back].transpose(0, 1)
+        for n, v in join_up(client_draws for _, client_draws in chunks).items()
+    }
     for name, value in drawn.items():
         if matches(name, method.shared):
             agreed(name, value)
@@ -148,31 +166,37 @@ def draw(
 
 
 @synchronized
-def read_own(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+def find_client_dependence(
+    method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> dict[str, bool]:
     """Return for each deterministic site whether it depends on values of a single client.
 
     Own values are the client's latent sites, its rows and its client state; shared sites and
     constants are not. Dependence is determined by gradients.
     """
-    server, asked = of_server(method, state, asked)
-    (_, received, local, noise), *_ = single(method, data, state, ids[:1], replace(asked, draws=2))
+    server, spec = of_server(method, state, spec)
+    (_, received, local, noise), *_ = single(method, data, state, ids[:1], replace(spec, draws=2))
     batch = data.batch(ids[:1])
-    given = {n: v[:2] for n, v in server(batch.cohort).items()}
-    common = partial(stream, asked.seed, Stream.TEST, state.number)
+    server_draws = {n: v[:2] for n, v in server(batch.cohort).items()}
+    common = partial(stream, spec.seed, Stream.TEST, state.number)
     with pyro.validation_enabled(False):
-        with torch.no_grad(), JointNoise(noise, method.shared, common), Given(given):
+        with (
+            torch.no_grad(),
+            JointNoise(noise, method.shared, common),
+            SiteSubstitution(server_draws),
+        ):
             q, _ = traces(method.guide, method.guide, received, local, batch, 2)
-        own = {n: s for n, s in latent(q) if not matches(n, method.shared) and n not in given}
+        client_sites = {
+            n: s for n, s in latent(q) if not matches(n, method.shared) and n not in server_draws
+        }
         leaves: list[Tensor] = []
-        for site in own.values():
+        for site in client_sites.values():
             site["value"] = _followed(site["value"], leaves)
         local = {n: _followed(v, leaves) for n, v in local.items()}
         batch = replace(batch, x=_followed(batch.x, leaves))
-        known = poutine.replay(method.guide, trace=q)
+        replayed = poutine.replay(method.guide, trace=q)
         with torch.enable_grad():
-            _, p = traces(method.model, known, received, local, batch, 2)
+            _, p = traces(method.model, replayed, received, local, batch, 2)
     return {n: _reached(s["value"], leaves) for n, s in p.nodes.items() if is_deterministic(s)}
 
 

@@ -57,12 +57,12 @@ def inference_data(
         attrs: further attributes of the container and of every group.
         listed: group -> further axes with labels but without variables.
     """
-    told, made = _library() | dict(attrs or {}), {}
+    attributes, datasets = _library() | dict(attrs or {}), {}
     for group, variables in groups.items():
         one = _dataset(group, variables, dims, coords, along or {})
         more = {axis: list(coords[axis]) for axis in (listed or {}).get(group, ())}
-        made[group] = one.assign_coords(more).assign_attrs(told)
-    return gathered(made, told)
+        datasets[group] = one.assign_coords(more).assign_attrs(attributes)
+    return gathered(datasets, attributes)
 
 
 def _library() -> dict[str, Fact]:
@@ -160,7 +160,7 @@ def load(path: str | Path) -> Any:
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
         groups = {name: node.to_dataset().load() for name, node in tree.children.items()}
-        return gathered(groups, {str(name): told for name, told in tree.attrs.items()})
+        return gathered(groups, {str(name): value for name, value in tree.attrs.items()})
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
@@ -222,12 +222,14 @@ def _dataset(
     places: dict[str, int] = {}
     for name, value in variables.items():
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
-        known = f"{group}/{name}"
-        axes = _axes(known, array, dims.get(known, dims.get(name)))
+        full_name = f"{group}/{name}"
+        axes = _axes(full_name, array, dims.get(full_name, dims.get(name)))
         for axis, length in zip(axes, array.shape, strict=True):
             labels = len(coords.get(axis, range(places.get(axis, length))))
             if length != labels:
-                raise ValueError(f"{known}: axis {axis!r} has length {length}; expected {labels}")
+                raise ValueError(
+                    f"{full_name}: axis {axis!r} has length {length}; expected {labels}"
+                )
             places[axis] = length
         arrays[_plain(name)] = (tuple(map(_plain, axes)), array)
     if len(arrays) < len(variables):

@@ -107,8 +107,12 @@ class GroupWeighing:
         The points are those of `around`.
         """
         shape, exact = (s, sets, 2, self.guided.sizes[1]), torch.float64
-        shifts = [torch.rand(shape, generator=own, dtype=exact) for own in self.group.sources]
-        choices = [torch.rand(s, generator=own, dtype=exact) for own in self.group.sources]
+        shifts = [
+            torch.rand(shape, generator=generator, dtype=exact) for generator in self.group.sources
+        ]
+        choices = [
+            torch.rand(s, generator=generator, dtype=exact) for generator in self.group.sources
+        ]
         return torch.stack(shifts, 1), torch.stack(choices, 1)
 
     def _of_part(
@@ -118,7 +122,7 @@ class GroupWeighing:
         mode, root = self._mode(noise)
         # Of a single variable, evenly spaced points of a wide normal have the most exact mean.
         share = SHARE if self.guided.sizes[1] > 1 else 1.0
-        ratio, prior, found = self._ratios(noise, mode, root, shifts, draws, share)
+        ratio, prior, site_draws = self._ratios(noise, mode, root, shifts, draws, share)
         highest = ratio.amax(2, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
         weight = (ratio - highest).exp()
         mean = weight.mean(2)
@@ -128,7 +132,7 @@ class GroupWeighing:
         chosen = torch.searchsorted(edges, (choices * edges[..., -1])[..., None])[..., 0]
         at = torch.arange(len(noise))[:, None] * sets * draws + chosen
         client = torch.arange(len(self.group.ids))
-        sites = {n: Values(v.value[at, client], v.rows) for n, v in found.items()}
+        sites = {n: Values(v.value[at, client], v.rows) for n, v in site_draws.items()}
         log_l = mean.log() + highest[..., 0]
         return GroupTerms(log_l, spread.nan_to_num(1.0), prior), mode, sites
 
@@ -140,14 +144,16 @@ class GroupWeighing:
         In between is log p - log q of the shared sites. The draws are of latent sites and of
         deterministic ones that have no rows.
         """
-        own, wider = around(mode, root, shifts, draws, share)
+        proposals, wider = around(mode, root, shifts, draws, share)
         s, clients, k = wider.shape
         size = s * k
         with torch.no_grad():
             every = noise.repeat_interleave(k, 0)
-            found, q, p = self._evaluated(every, own.transpose(1, 2).flatten(0, 1))
-        ratio = (found["log_p"] - found["log_q"]).unflatten(0, (s, k)).transpose(1, 2) - wider
-        prior = (found["shared log_p"] - found["shared log_q"])[::k, 0]
+            log_densities, q, p = self._evaluated(every, proposals.transpose(1, 2).flatten(0, 1))
+        ratio = (log_densities["log_p"] - log_densities["log_q"]).unflatten(0, (s, k)).transpose(
+            1, 2
+        ) - wider
+        prior = (log_densities["shared log_p"] - log_densities["shared log_q"])[::k, 0]
         return ratio.nan_to_num(nan=-torch.inf), prior, drawn_sites(q, p, size, clients)
 
     def _mode(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,8 +213,8 @@ class GroupWeighing:
 
     def _log_p(self, noise: Tensor, at: Tensor) -> Tensor:
         """Return the clients' log density [S, C] at noise [S, d] and [S, C, n]."""
-        found, _, _ = self._evaluated(noise, at)
-        return found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
+        log_densities, _, _ = self._evaluated(noise, at)
+        return log_densities["log_p"] - log_densities["log_q"] - at.square().sum(-1) / 2
 
     def _slopes(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise.
@@ -225,10 +231,10 @@ class GroupWeighing:
         curvature = -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
         return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature, log_p.detach().isfinite()
 
-    def _evaluated(self, noise: Tensor, own: Tensor) -> tuple[Tensors, Any, Any]:
+    def _evaluated(self, noise: Tensor, client_noise: Tensor) -> tuple[Tensors, Any, Any]:
         """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
-        given = Proposed(self.method.shared, self.guided.normal, noise, own)
-        return evaluated(self.method, self.group, given)
+        proposed = Proposed(self.method.shared, self.guided.normal, noise, client_noise)
+        return evaluated(self.method, self.group, proposed)
 
 
 def drawn_sites(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
@@ -238,5 +244,7 @@ def drawn_sites(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
         for n, site in latent(q)
         if not site["infer"].get("is_auxiliary")
     }
-    made = {n: site for n, site in p.nodes.items() if is_deterministic(site) and not of_rows(site)}
-    return sites | {n: placed(n, site, size, clients) for n, site in made.items()}
+    deterministic = {
+        n: site for n, site in p.nodes.items() if is_deterministic(site) and not of_rows(site)
+    }
+    return sites | {n: placed(n, site, size, clients) for n, site in deterministic.items()}

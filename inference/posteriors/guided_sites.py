@@ -61,8 +61,8 @@ class GuidedSites:
     @cached_property
     def latent(self) -> dict[str, bool]:
         """Return for each latent site of the model whether it is in a plate of the program."""
-        own = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
-        return {name: in_plate(site) for name, site in own}
+        sites = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
+        return {name: in_plate(site) for name, site in sites}
 
     @cached_property
     def normal(self) -> frozenset[str]:
@@ -72,8 +72,8 @@ class GuidedSites:
     @cached_property
     def has_others(self) -> bool:
         """Whether any client-specific latent site has a distribution that is not normal."""
-        own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
-        return any(not is_point(fn) and not width(fn) for fn in own)
+        distributions = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
+        return any(not is_point(fn) and not width(fn) for fn in distributions)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -102,5 +102,5 @@ class GuidedSites:
                     f"the guide draws the shared {name!r} from a {type(fn).__name__}",
                     "use a normal distribution or a transformed one for it",
                 )
-        ours = sum(map(width, common.values()))
-        return ours, sum(width(s["fn"]) for _, s in self._guided) - ours
+        num_shared = sum(map(width, common.values()))
+        return num_shared, sum(width(s["fn"]) for _, s in self._guided) - num_shared

@@ -173,18 +173,18 @@ class Weighing:
             return _weighed(reply.values, log_w, k)
         draws = [max(k, LEAST) for k in draws]  # for the tails, where the guide of z is worst
         at = source.places(len(e))
-        found = Mixture(self.listed, self.listed.noise[at], self.listed.log_density[at], ratio)
+        mixture = Mixture(self.listed, self.listed.noise[at], self.listed.log_density[at], ratio)
         even = float(effective(log_w)) > EVEN * len(e)
         values, near, doubt = reply.values, None, ""
         for _ in range(ADAPTED):
-            near, before = nearer(near, found.noise, log_w.exp(), FEWER), log_w
+            near, before = nearer(near, mixture.noise, log_w.exp(), FEWER), log_w
             noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
             server, level = self.listed.listed_at(noise)
             places = Listed(len(noise)).sample((len(noise),))
             reply = self.exchange(Request(places, draws, server=server, more=True))
-            found = found.extended(near, noise, level, _ratio(reply))
+            mixture = mixture.extended(near, noise, level, _ratio(reply))
             values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
-            (log_w, k), (last, last_k) = weighted(found.log_weights()), weighted(found.last())
+            (log_w, k), (last, last_k) = weighted(mixture.log_weights()), weighted(mixture.last())
             if last_k < EXISTS and float(effective(last)) > FEWEST:
                 which = difference(values, before, last)
                 doubt = f"{DIFFER} ({which})" if which else ""
@@ -221,8 +221,8 @@ class Weighing:
         """Draw noise of the shared sites from a proposal, and compute its log weights."""
         e = self._sampled(proposal, count)
         reply = self.exchange(Request(e, draws, sets))
-        known = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
-        return e, reply, _ratio(reply) + known - proposal.log_prob(e)
+        standard = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
+        return e, reply, _ratio(reply) + standard - proposal.log_prob(e)
 
     def _enough(self, reply: Reply, w: Tensor, draws: Sequence[int]) -> list[int]:
         """Return the numbers of draws of z that limit the variance of log importance weights.

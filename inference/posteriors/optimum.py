@@ -52,7 +52,7 @@ from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import synchronized
 
-PAIRS, DRAWS, OWN = 400, 500, 8  # antithetic pairs; weighted draws of g, and of z for each
+PAIRS, DRAWS, CLIENT_DRAWS = 400, 500, 8  # antithetic pairs; weighted draws of g, and of z for each
 WIDER, FEW = 2.0, 5  # scale of the weighted draws of g, and its maximum number of variables
 NOISE = 0.5  # variance of log w that the draws of z may add
 OFF, ERRORS = 0.1, 4  # tolerated step, in standard deviations, and its standard errors
@@ -69,7 +69,7 @@ class Normal(NamedTuple):
     sites: dict[str, int]  # number of unconstrained entries, d in total; they come first
 
 
-class Found(NamedTuple):
+class OptimumGap(NamedTuple):
     """Result of the test of whether a posterior maximizes the ELBO, as two texts."""
 
     off: str  # step to the optimum
@@ -77,7 +77,7 @@ class Found(NamedTuple):
 
 
 @synchronized
-def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
+def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> OptimumGap | None:
     """Test whether the posterior of the shared sites maximizes the ELBO; None if not testable.
 
     It costs about as much as five gradient steps of every client on all its rows.
@@ -91,16 +91,16 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
     if (d := sum(sites.values())) > LARGEST:
         return None
     normal = Normal(*moments.optimal, sites)
-    asked = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
-    some = single(method, data, state, torch.arange(data.clients), asked)
+    spec = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
+    some = single(method, data, state, torch.arange(data.clients), spec)
     clients = {data.names[int(i)]: (r, local, data.batch(i)) for i, r, local, _ in some}
     key = int(torch.randint(2**62, (), generator=stream(seed, Stream.TEST, state.number)))
     off = _off(method, normal, clients, key)
-    known = d <= FEW and DRAWS * OWN * rows <= CELLS and not off
-    return Found(off, _note(method, normal, clients, key + 1) if known else "")
+    is_small = d <= FEW and DRAWS * CLIENT_DRAWS * rows <= CELLS and not off
+    return OptimumGap(off, _note(method, normal, clients, key + 1) if is_small else "")
 
 
-class Noise(Messenger):
+class AntitheticNoise(Messenger):
     """Messenger that draws antithetic noise of normal sites, shared by clients at shared sites."""
 
     def __init__(
@@ -110,15 +110,15 @@ class Noise(Messenger):
         super().__init__()
         self.shared, self.again, self.wider = shared, again, wider
         self.log_w: Tensor | float = 0.0  # log density of standard noise over that of the wider
-        self.common, self.own = generator("shared", key), generator("own", key, client)
+        self.common, self.local = generator("shared", key), generator("own", key, client)
 
     def _pyro_sample(self, msg: Any) -> None:
         if not open_latent(msg) or not (size := width(msg["fn"])):
             return
-        fn, ours = msg["fn"], matches(msg["name"], self.shared)
-        again, source = (self.again, self.common) if ours else (1, self.own)
+        fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
+        again, source = (self.again, self.common) if is_shared else (1, self.local)
         half = torch.randn(len(fn.mean) // again // 2, size, generator=source).to(fn.mean)
-        if ours:
+        if is_shared:
             gain = (1 - self.wider**2) / 2 * half.square().sum(-1) + size * math.log(self.wider)
             self.log_w, half = self.log_w + gain.repeat(2), self.wider * half
         noise = torch.cat([half, -half]).repeat_interleave(again, 0)
@@ -126,7 +126,7 @@ class Noise(Messenger):
 
 
 def _said(
-    method: Method, client: Client, local: Tensors, copies: int, noise: Noise
+    method: Method, client: Client, local: Tensors, copies: int, noise: AntitheticNoise
 ) -> tuple[Tensor, Tensor, Any]:
     """Return log p - log q (model, guide) of client-specific and of shared sites, and a trace.
 
@@ -143,8 +143,8 @@ def _said(
     parts = {True: batch.size.new_zeros(copies), False: batch.size.new_zeros(copies)}
     for name, site in latent(q):
         ratio = log_densities(site, p.nodes.get(name), False)[1]
-        ours = matches(name, method.shared)
-        parts[ours] = parts[ours] - per_draw(ratio, copies, False)[0]
+        is_shared = matches(name, method.shared)
+        parts[is_shared] = parts[is_shared] - per_draw(ratio, copies, False)[0]
     for _, site in observed(p):
         value = weighed(site, site["fn"].log_prob(site["value"]))
         parts[False] = parts[False] + per_draw(value, copies, False)[0]
@@ -159,10 +159,10 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
         moving = [local[n].detach().clone().requires_grad_() for n in (normal.mean, normal.root)]
         local |= dict(zip((normal.mean, normal.root), moving, strict=True))
         with torch.enable_grad():
-            own, shared, _ = _said(
-                method, client, local, 2 * PAIRS, Noise(method.shared, key, name)
+            local_ratio, shared, _ = _said(
+                method, client, local, 2 * PAIRS, AntitheticNoise(method.shared, key, name)
             )
-            loss = -(own + shared / len(clients)).sum()
+            loss = -(local_ratio + shared / len(clients)).sum()
             grads = torch.autograd.grad(loss, moving)
         pairs = [v.unflatten(0, (2, PAIRS)).mean(0) for v in grads]
         total = (
@@ -181,13 +181,13 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
     else:
         root, spread = root[:d], spread[:, :d]
         step, growth = -root * mean, -root * spread / 2
-    found = []
+    changes = []
     for what, way in (("mean", step), ("sd", growth)):
         value, error = way.mean(0), way.std(0) / PAIRS**0.5
         surely = value.abs() - ERRORS * error
         at = int(surely.argmax())
-        found.append((float(surely[at]), what, float(value[at]), float(error[at]), at))
-    most, what, value, error, at = max(found)
+        changes.append((float(surely[at]), what, float(value[at]), float(error[at]), at))
+    most, what, value, error, at = max(changes)
     if not most > OFF:
         return ""
     return f"the {what} of {_site(normal, at)} by {abs(value):.2g} (+- {error:.1g}) sd"
@@ -195,19 +195,19 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
 
 def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: int) -> str:
     """Describe by importance weights if the guide is too narrow or too wide, else return ""."""
-    copies, values = DRAWS * OWN, {}
-    log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
+    copies, values = DRAWS * CLIENT_DRAWS, {}
+    log_w = doubt = guide_log_w = torch.zeros(DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
         local = {n: v.expand(copies, *v.shape[1:]) for n, v in client[1].items()}
         with torch.no_grad():
-            noise = Noise(method.shared, key, name, OWN, WIDER)
-            own, shared, q = _said(method, client, local, copies, noise)
-        each = own.reshape(DRAWS, OWN).double()
-        log_w = log_w + each.logsumexp(1) - math.log(OWN)
-        doubt = doubt + each.softmax(1).var(1) * OWN
+            noise = AntitheticNoise(method.shared, key, name, CLIENT_DRAWS, WIDER)
+            local_ratio, shared, q = _said(method, client, local, copies, noise)
+        each = local_ratio.reshape(DRAWS, CLIENT_DRAWS).double()
+        log_w = log_w + each.logsumexp(1) - math.log(CLIENT_DRAWS)
+        doubt = doubt + each.softmax(1).var(1) * CLIENT_DRAWS
         if not i:
-            given = torch.as_tensor(noise.log_w).double()
-            log_w = log_w + shared.reshape(DRAWS, OWN)[:, 0].double() + given
+            guide_log_w = torch.as_tensor(noise.log_w).double()
+            log_w = log_w + shared.reshape(DRAWS, CLIENT_DRAWS)[:, 0].double() + guide_log_w
             values = {n: s["value"] for n, s in latent(q) if n in normal.sites}
     if not bool(log_w.isfinite().all()) or not (log_w.softmax(0) @ doubt) < NOISE:
         return ""
@@ -218,11 +218,11 @@ def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: in
     if k > BAD:
         return f"draws of the guide miss part of the posterior, as their Pareto k is {k:.2f}"
     share, ess, odd = weights.exp(), float(effective(weights)), []
-    guide = given.softmax(0)
+    guide = guide_log_w.softmax(0)
     for n, v in values.items():
-        flat = v.reshape(DRAWS, OWN, -1)[:, 0].double()
-        wide, own = ((w @ (flat - w @ flat).square()).sqrt() for w in (share, guide))
-        ratio = own / wide
+        flat = v.reshape(DRAWS, CLIENT_DRAWS, -1)[:, 0].double()
+        wide, guide_sd = ((w @ (flat - w @ flat).square()).sqrt() for w in (share, guide))
+        ratio = guide_sd / wide
         surely = ratio.log().abs() - 2 / (2 * ess) ** 0.5
         at = int(surely.argmax())
         if surely[at] > OFF:

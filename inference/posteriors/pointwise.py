@@ -36,7 +36,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows
-from pyrofl.inference.posteriors.server import Given, of_server
+from pyrofl.inference.posteriors.server import SiteSubstitution, of_server
 from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, matches, seeded
 from pyrofl.turns import synchronized
@@ -62,31 +62,34 @@ def pointwise(
     data: Federation,
     state: RoundState,
     ids: Tensor,
-    asked: EvaluationSpec,
+    spec: EvaluationSpec,
     *,
     of_prior: bool = False,
 ) -> list[Pointwise]:
     """Return clients' site values and log densities at draws from the guide or the prior."""
-    guide, found = method.guide, {}
+    guide, values_by_client = method.guide, {}
     if of_prior:  # the model's latent sites serve as a guide
         guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
-    draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
-    source = partial(stream, asked.seed, purpose, state.number)
-    server, asked = of_server(method, state, asked, of_prior)
-    for some, received, local, _ in single(method, data, state, ids, replace(asked, chunk_size=1)):
+    draws, purpose = spec.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
+    source = partial(stream, spec.seed, purpose, state.number)
+    server, spec = of_server(method, state, spec, of_prior)
+    for some, received, local, _ in single(method, data, state, ids, replace(spec, chunk_size=1)):
         client, name = (received, local, data.batch(some)), data.names[int(some)]
-        noise, given = JointNoise([source(name)], method.shared, source), server(client[2].cohort)
-        with pyro.validation_enabled(False), torch.no_grad(), noise, Given(given):
+        noise, server_draws = (
+            JointNoise([source(name)], method.shared, source),
+            server(client[2].cohort),
+        )
+        with pyro.validation_enabled(False), torch.no_grad(), noise, SiteSubstitution(server_draws):
             q, _ = traces(guide, guide, *client, draws)
-        rows = stream(asked.seed, Stream.ROWS, purpose, state.number, name)
-        known = partial(_replayed, guide, q)
-        said = _said(method.model, method.shared, known, client, draws, rows)
-        if given:  # their density is unknown
+        rows = stream(spec.seed, Stream.ROWS, purpose, state.number, name)
+        replay = partial(_replayed, guide, q)
+        said = _said(method.model, method.shared, replay, client, draws, rows)
+        if server_draws:  # their density is unknown
             del said["density"]
-            also = {n: Values(v[:, :, None], False) for n, v in given.items()}
+            also = {n: Values(v[:, :, None], False) for n, v in server_draws.items()}
             said["posterior"] = also | said["posterior"]
-        found[int(some)] = said
-    return [found[i] for i in ids.tolist()]
+        values_by_client[int(some)] = said
+    return [values_by_client[i] for i in ids.tolist()]
 
 
 def pointwise_at(
@@ -99,7 +102,7 @@ def pointwise_at(
     The draws are of the posterior: log_q equals log_p.
     """
 
-    def given(part: slice) -> Program:
+    def point_guide(part: slice) -> Program:
         def program(received: Tensors, local: Tensors, batch: Batch) -> None:
             with batch.clients():
                 for n, v in values.items():
@@ -110,7 +113,7 @@ def pointwise_at(
 
         return program
 
-    said = _said(model, shared, given, client, len(next(iter(values.values())).value), source)
+    said = _said(model, shared, point_guide, client, len(next(iter(values.values())).value), source)
     density = said["density"]
     exact = {n: density[n.replace("log_q", "log_p")] for n in density}
     return said | {"density": exact}
@@ -128,7 +131,7 @@ def _replayed(guide: Program, trace: Any, part: slice) -> Program:
 def _said(
     model: Program,
     shared: str,
-    known: Callable[[slice], Program],
+    guide_of: Callable[[slice], Program],
     client: Client,
     draws: int,
     source: Generator,
@@ -137,18 +140,18 @@ def _said(
     step = max(1, CELLS // client[2].mask.shape[1])
     with pyro.validation_enabled(False), torch.no_grad():
         parts = [
-            _in_draws(model, shared, known(slice(at, at + step)), client, k, source)
+            _in_draws(model, shared, guide_of(slice(at, at + step)), client, k, source)
             for at in range(0, draws, step)
             for k in [min(step, draws - at)]
         ]
-    found: Pointwise = {}
+    values: Pointwise = {}
     for group, sites in parts[0].items():
         some = parts[:1] if group == "observed_data" else parts
-        found[group] = {
+        values[group] = {
             name: Values(torch.cat([part[group][name].value for part in some]), first.rows)
             for name, first in sites.items()
         }
-    return found
+    return values
 
 
 def _in_draws(
@@ -173,13 +176,13 @@ def _in_draws(
             event = site["fn"].event_dim
             said["observed_data"] = (_counted(site, site["value"][None]), 1, event)
             said["posterior_predictive"] = (_counted(site, drawn), draws, event)
-        for group, (value, k, own) in said.items():
+        for group, (value, k, event_dims) in said.items():
             # A site that is equal in all draws has no axis for them.
-            value = value.expand(k, *value.shape[value.dim() - own - 2 :])
+            value = value.expand(k, *value.shape[value.dim() - event_dims - 2 :])
             seen[group][name] = Values(value, of_rows(site))
     weights = {n: Values(v[..., None], False) for n, v in density.items()}
-    known = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
-    return known | seen
+    latent_values = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
+    return latent_values | seen
 
 
 def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
@@ -187,17 +190,17 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
 
     They are [S, C] as `zero`, of own and of shared sites.
     """
-    found, clients = dict.fromkeys(DENSITIES, zero), zero.shape[1]
+    totals, clients = dict.fromkeys(DENSITIES, zero), zero.shape[1]
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
         log_q = per_draw(log_densities(site, None, False)[0], clients)
-        found[f"{whose}log_q"] = found[f"{whose}log_q"] + log_q
+        totals[f"{whose}log_q"] = totals[f"{whose}log_q"] + log_q
         if name in p.nodes:
             log_p = per_draw(_weighed(p.nodes[name]), clients)
-            found[f"{whose}log_p"] = found[f"{whose}log_p"] + log_p
+            totals[f"{whose}log_p"] = totals[f"{whose}log_p"] + log_p
     for _, site in observed(p):
-        found["log_p"] = found["log_p"] + per_draw(_weighed(site), clients)
-    return found
+        totals["log_p"] = totals["log_p"] + per_draw(_weighed(site), clients)
+    return totals
 
 
 def _with_gaps(site: Any) -> Tensor:

@@ -19,7 +19,7 @@ REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
 WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
 BRIDGES = 50  # iterations of the ratio of normalizing constants
-APART = 4.0  # least distance of two modes, in standard deviations of the draws
+MODE_DISTANCE = 4.0  # least distance of two modes, in standard deviations of the draws
 LOWER, DIP = 5.0, 2.0  # log density of a second mode below the first, and of the middle below both
 
 
@@ -95,7 +95,7 @@ class ModeSearch(NamedTuple):
         before it has less than both. `log_p` are the log densities [S] up to a constant.
         """
         draw = log_p[0]
-        far = (self.noise - self.noise[:1]).square().sum(-1) > APART**2
+        far = (self.noise - self.noise[:1]).square().sum(-1) > MODE_DISTANCE**2
         ends = torch.tensor([1, *(count for _, count in self.paths)]).cumsum(0).tolist()
         for (change, _), start, end in zip(self.paths, ends, ends[1:], strict=False):
             level = log_p[start:end]
@@ -169,8 +169,8 @@ class Mixture:
         first = len(self.noise) - count
         near = self._near(self.noise)
         off = (self.level - near)[first:]
-        known = self.listed.log_density - self._near(self.listed.noise)
-        level = self.level - bridge(off[off.isfinite()], known)
+        list_ratio = self.listed.log_density - self._near(self.listed.noise)
+        level = self.level - bridge(off[off.isfinite()], list_ratio)
         listed, other = (math.log(part / len(self.noise)) for part in (first, count))
         return self.ratio + self.level - torch.logaddexp(listed + level, other + near)
 
@@ -225,10 +225,10 @@ class Predicted:
 
     def __call__(self, noise: Tensor) -> Tensor:
         """Predict modes of noise [S, C, n] from shared noise [S, d]; limit norms to `REACH`."""
-        found = _features(noise, self.squares) @ self.slopes.flatten(1)
-        found = found.unflatten(1, self.slopes.shape[1:])
-        length = torch.linalg.vector_norm(found, dim=-1, keepdim=True)
-        bounded: Tensor = found * (REACH / length.clamp(min=REACH))
+        modes = _features(noise, self.squares) @ self.slopes.flatten(1)
+        modes = modes.unflatten(1, self.slopes.shape[1:])
+        length = torch.linalg.vector_norm(modes, dim=-1, keepdim=True)
+        bounded: Tensor = modes * (REACH / length.clamp(min=REACH))
         return bounded
 
 

@@ -19,16 +19,16 @@ from pyrofl.inference.posteriors.export import STOPPED, Fact
 
 def facts(
     runs: Sequence[Any],
-    made: Groups,
+    groups: Groups,
     verdicts: Sequence[ConvergenceStatus],
     how: EvaluationSpec,
     begun: float,
 ) -> dict[str, Fact]:
     """Return ArviZ attributes that describe runs: method, model, seeds, rounds and status."""
     method = runs[0].method
-    drawn = made.get("posterior", {}).items()
+    drawn = groups.get("posterior", {}).items()
     points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
-    told: dict[str, Fact] = {
+    attributes: dict[str, Fact] = {
         "method": method.name or method.programs,
         "model": how.view(method),
         "adaptation": how.adaptation,
@@ -36,14 +36,16 @@ def facts(
         "seed": together([_seed(run.seed) for run in runs]),
         "status": "; ".join(map(str, verdicts)),
     }
-    if known := [run.privacy for run in runs if run.privacy]:
-        told |= {n: together([getattr(one, n) for one in known]) for n in ("epsilon", "delta")}
-        told |= {"privacy": together([str(one) for one in known])}
-    told |= {"points": ", ".join(points)} if points else {}
+    if budgets := [run.privacy for run in runs if run.privacy]:
+        attributes |= {
+            n: together([getattr(one, n) for one in budgets]) for n in ("epsilon", "delta")
+        }
+        attributes |= {"privacy": together([str(one) for one in budgets])}
+    attributes |= {"points": ", ".join(points)} if points else {}
     if os.environ.get(STOPPED):
-        return told
+        return attributes
     fitted = sum(record.seconds for run in runs for record in run.records)
-    return told | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
+    return attributes | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
 
 
 def _seed(seed: Seed) -> Fact:
@@ -68,12 +70,12 @@ def losses(runs: Sequence[Any]) -> tuple[Tensor, list[int], list[str]]:
     numbers = {record.number for record in records}
     rounds = range(min(numbers), max(numbers) + 1)
     shape = (len(runs), len(rounds), runs[0].data.clients, len(steps))
-    found = torch.full(shape, torch.nan, dtype=torch.float64)
-    for run, mine in zip(runs, found, strict=True):
+    values = torch.full(shape, torch.nan, dtype=torch.float64)
+    for run, run_values in zip(runs, values, strict=True):
         for record in run.records:
             for name, value in record.loss.items():
-                mine[record.number - rounds[0], :, steps.index(name)] = value
-    return found, list(rounds), steps
+                run_values[record.number - rounds[0], :, steps.index(name)] = value
+    return values, list(rounds), steps
 
 
 def movements(runs: Sequence[Any]) -> tuple[list[str], list[dict[str, Variable]]]:
@@ -82,12 +84,12 @@ def movements(runs: Sequence[Any]) -> tuple[list[str], list[dict[str, Variable]]
     numbers = {record.number for record in records}
     keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
     sites = list(dict.fromkeys(name for name, _ in keys))
-    shape, found = (max(numbers) - min(numbers) + 1, len(sites)), []
+    shape, changes = (max(numbers) - min(numbers) + 1, len(sites)), []
     for run in runs:
         far = {p: torch.full(shape, torch.nan, dtype=torch.float64) for _, p in keys}
         for record in run.records:
             for name, parts in (record.moved or {}).items():
                 for part, value in parts.items():
                     far[part][record.number - min(numbers), sites.index(name)] = value
-        found.append({f"moved_{p}": Variable(v, ("round", "site")) for p, v in far.items()})
-    return sites, found
+        changes.append({f"moved_{p}": Variable(v, ("round", "site")) for p, v in far.items()})
+    return sites, changes

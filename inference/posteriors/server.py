@@ -18,7 +18,7 @@ from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 
 
-class Given(Messenger):
+class SiteSubstitution(Messenger):
     """Pyro messenger that fixes latent sites to given values [S, C, *p], by site name."""
 
     def __init__(self, values: Tensors) -> None:
@@ -32,7 +32,7 @@ class Given(Messenger):
 
 @synchronized
 def of_server(
-    method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
+    method: Method, state: RoundState, spec: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
     """Return a function that draws latent sites from the server's own posterior.
 
@@ -42,21 +42,21 @@ def of_server(
 
     Other sites are drawn from the main view.
     """
-    program = getattr(method.views[asked.view(method)], "posterior", None)
+    program = getattr(method.views[spec.view(method)], "posterior", None)
     if program is None:
-        return lambda cohort: {}, asked
-    asked = replace(asked, model=method.main_view)
+        return lambda cohort: {}, spec
+    spec = replace(spec, model=method.main_view)
     if of_prior:
-        return lambda cohort: {}, asked
-    source = stream(asked.seed, Stream.TEST, state.number)
-    shared, own = program(state.server, asked.draws or 1, source)
+        return lambda cohort: {}, spec
+    source = stream(spec.seed, Stream.TEST, state.number)
+    shared, client_sites = program(state.server, spec.draws or 1, source)
 
     def drawn(cohort: Cohort) -> Tensors:
         ids = cohort.ids.cpu()
-        found = {n: v[:, None].expand(-1, len(ids), *v.shape[1:]) for n, v in shared.items()}
-        for n, v in own.items():
+        draws = {n: v[:, None].expand(-1, len(ids), *v.shape[1:]) for n, v in shared.items()}
+        for n, v in client_sites.items():
             there = (ids < v.shape[1]).to(v).reshape(-1, *(1 for _ in v.shape[2:]))
-            found[n] = v[:, ids.clamp(max=v.shape[1] - 1)] * there
-        return {n: v.to(cohort.size) for n, v in found.items()}
+            draws[n] = v[:, ids.clamp(max=v.shape[1] - 1)] * there
+        return {n: v.to(cohort.size) for n, v in draws.items()}
 
-    return drawn, asked
+    return drawn, spec

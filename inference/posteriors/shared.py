@@ -35,7 +35,7 @@ from pyrofl.inference.posteriors.corrected import (
     tried_for,
     with_shapes,
 )
-from pyrofl.inference.posteriors.draws import asked_of, posterior
+from pyrofl.inference.posteriors.draws import draws_specification, posterior
 from pyrofl.inference.posteriors.export import Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
@@ -87,8 +87,8 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
         return {}
     new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
     bare, first = _bare(run.data, run.data.sizes), torch.zeros(1).long()
-    found = posterior(method, bare, new, draws, ids=first, seed=run.seed)
-    return {n: v[:, 0] for n, v in found.items() if is_servers or matches(n, method.shared)}
+    site_draws = posterior(method, bare, new, draws, ids=first, seed=run.seed)
+    return {n: v[:, 0] for n, v in site_draws.items() if is_servers or matches(n, method.shared)}
 
 
 def corrected_shared(
@@ -108,33 +108,33 @@ def corrected_shared(
     Warns:
         UserWarning: if draws that could be corrected are not; the message has the reason.
     """
-    own = shared_posterior(run, draws)
-    if not own:
+    guide_draws = shared_posterior(run, draws)
+    if not guide_draws:
         return SharedDraws()
-    asked = asked_of(run.method, {"seed": run.seed, "draws": draws})
+    spec = draws_specification(run.method, {"seed": run.seed, "draws": draws})
     run.record_correction("")  # of an earlier one
     correction, everyone = Correction(None, False, run.status), torch.arange(run.data.clients)
-    reason = reason or reason_against(run.method, run.data, everyone, asked)
+    reason = reason or reason_against(run.method, run.data, everyone, spec)
 
     def weigh() -> tuple[SharedDraws | None, Weights]:
-        return _weighed(run, report, asked)
+        return _weighed(run, report, spec)
 
-    found, weights = correction.tried(run.method, run.state, asked, reason, [], weigh)
+    shared_draws, weights = correction.tried(run.method, run.state, spec, reason, [], weigh)
     run.record_correction(correction.outcome, correction.unreliable)
-    found = found or SharedDraws(own)
-    return replace(found, outcome=correction.outcome, weights=weights)
+    shared_draws = shared_draws or SharedDraws(guide_draws)
+    return replace(shared_draws, outcome=correction.outcome, weights=weights)
 
 
 @synchronized
 def _weighed(
-    run: Fitted, report: Report, asked: EvaluationSpec
+    run: Fitted, report: Report, spec: EvaluationSpec
 ) -> tuple[SharedDraws | None, Weights]:
     """Return corrected draws, or None if they are unreliable, and the diagnostics of weights."""
-    method, data, draws = run.method, run.data, asked.draws or 1
+    method, data, draws = run.method, run.data, spec.draws or 1
     new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
     bare, everyone = _bare(data, data.sizes), torch.arange(data.clients)
-    most = asked.chunk_size or data.clients
-    if most > 1 and not is_batchable(method, bare, new, everyone, asked):
+    most = spec.chunk_size or data.clients
+    if most > 1 and not is_batchable(method, bare, new, everyone, spec):
         most = 1
     groups = alike(data.sizes, everyone, most)
     longest = torch.tensor([int(data.sizes[ids].max()) * len(ids) for ids in groups])
@@ -144,10 +144,10 @@ def _weighed(
     def guided_by(server: Tensors) -> tuple[GuidedSites, ClientGroup]:
         """Return the guide's sites, and one client with one row of zeros, given a server state."""
         state = replace(new, server=server)
-        guided = GuidedSites(method, _one(run, bare, state, first, asked))
-        return guided, _one(run, blank, state, first, asked)
+        guided = GuidedSites(method, _one(run, bare, state, first, spec))
+        return guided, _one(run, blank, state, first, spec)
 
-    own = guided_by(new.server)
+    initial_guide = guided_by(new.server)
 
     def exchange(wanted: Request) -> Reply:
         """Return the terms of the groups that one process would form."""
@@ -157,22 +157,22 @@ def _weighed(
             each[ids] = k
         log_l, noise = report(wanted._replace(draws=each.tolist()), number)
         number += 1
-        guide = own if wanted.server is None else guided_by(wanted.server)
+        guide = initial_guide if wanted.server is None else guided_by(wanted.server)
         said, values = _at(run, *guide, wanted.noise)
         prior = (said["shared log_p"] - said["shared log_q"])[:, 0]
         terms = [GroupTerms(log_l[:, ids], noise[:, ids], prior) for ids in groups]
         return Reply(terms, values)
 
-    common = stream(asked.seed, Stream.TEST, run.state.number)
-    near = near_list(method, run.state, asked, own[0])
+    common = stream(spec.seed, Stream.TEST, run.state.number)
+    near = near_list(method, run.state, spec, initial_guide[0])
     count = tried_for(method, draws)
-    found = Weighing(own[0], longest.double(), exchange, common, count, near).together()
-    if bool(untrusted(found.weights).any()):
-        return None, found.weights
-    weights = with_shapes(found)
-    chosen = resampled(found.log_w, draws, common)
-    values = {n: v[chosen] for n, v in found.values.items()}
-    return SharedDraws(values, weights=weights, log_w=found.log_w, chosen=chosen), weights
+    weighed = Weighing(initial_guide[0], longest.double(), exchange, common, count, near).together()
+    if bool(untrusted(weighed.weights).any()):
+        return None, weighed.weights
+    weights = with_shapes(weighed)
+    chosen = resampled(weighed.log_w, draws, common)
+    values = {n: v[chosen] for n, v in weighed.values.items()}
+    return SharedDraws(values, weights=weights, log_w=weighed.log_w, chosen=chosen), weights
 
 
 def _at(
@@ -193,10 +193,10 @@ def _at(
 
 
 def _one(
-    run: Fitted, bare: Federation, new: RoundState, ids: Tensor, asked: EvaluationSpec
+    run: Fitted, bare: Federation, new: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> ClientGroup:
     """Return one client with rows of zeros and no state."""
-    return grouped(run.method, bare, new, ids, asked)[0]
+    return grouped(run.method, bare, new, ids, spec)[0]
 
 
 def _bare(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:

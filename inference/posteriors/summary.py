@@ -59,8 +59,8 @@ def summarize(
         columns += [bulk, tail, r_hat]
         for entry, at in coordinates(draws.isel(draws=0, drop=True)):
             place = tuple(at.values())
-            own = [_worst(stats, one, at, name) for one in OF_RUN]
-            rows.append([*(float(column[place]) for column in columns), *own])
+            diagnostics = [_worst(stats, one, at, name) for one in OF_RUN]
+            rows.append([*(float(column[place]) for column in columns), *diagnostics])
             index.append(label + entry.removeprefix(name))
     shown = [f"{100 * end:.4g}%" for end in ends]
     of_arviz = ["ess_bulk", "ess_tail", "r_hat"]
@@ -85,8 +85,8 @@ def entries_of(posterior: Any, names: Mapping[str, str] | None) -> Mapping[str, 
 
 def _of(function: Any, value: xarray.DataArray, **how: Any) -> np.ndarray:
     """Return a diagnostic of ArviZ for each entry of a variable."""
-    found = function(value.to_dataset(name="value"), **how)["value"]
-    diagnostic: np.ndarray = found.transpose(*(d for d in value.dims if d not in SAMPLES)).values
+    values = function(value.to_dataset(name="value"), **how)["value"]
+    diagnostic: np.ndarray = values.transpose(*(d for d in value.dims if d not in SAMPLES)).values
     return diagnostic
 
 
@@ -94,8 +94,8 @@ def _worst(stats: Any, name: str, at: Mapping[Any, int], site: str) -> float:
     """Return the worst value of a diagnostic over runs, for a variable's entry."""
     if name not in stats:
         return np.nan
-    if (own := f"{name}_{site}") in stats:  # of each estimate
-        return float(stats[own].isel(at, missing_dims="ignore").max())
+    if (estimate_name := f"{name}_{site}") in stats:  # of each estimate
+        return float(stats[estimate_name].isel(at, missing_dims="ignore").max())
     value = stats[name]
     if "client" in value.dims:
         value = value.isel(client=at["client"]) if "client" in at else value

@@ -46,8 +46,8 @@ def shapes(x: Tensor, log_w: Tensor, k: float) -> Tensor:
     """
     flat, w = x.double().reshape(len(x), -1), log_w.exp()
     step = max(1, CELLS // len(flat))
-    found = [_shapes(part, w).clamp(min=k) for part in flat.split(step, 1)]
-    return torch.cat(found, 1).view(len(ESTIMATES), *x.shape[1:])
+    parts = [_shapes(part, w).clamp(min=k) for part in flat.split(step, 1)]
+    return torch.cat(parts, 1).view(len(ESTIMATES), *x.shape[1:])
 
 
 def _shapes(x: Tensor, w: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def difference(values: Tensors, one: Tensor, other: Tensor) -> str:
         one: normalized log weights [S] of the first draws.
         other: those [T] of the others.
     """
-    found = []
+    differences = []
     for name, value in values.items():
         flat = value.double().reshape(len(value), -1)
         flat = flat[:, flat.std(0) > CONSTANT * flat.abs().amax(0)]
@@ -138,10 +138,12 @@ def difference(values: Tensors, one: Tensor, other: Tensor) -> str:
         far = (a.mean - b.mean).abs() - SURE * torch.hypot(a.error, b.error)
         if bool((far > FAR * b.sd).any()):
             at = int((far / b.sd).argmax())
-            found.append(f"mean of {name} {float(a.mean[at]):.3g} and {float(b.mean[at]):.3g}")
+            differences.append(
+                f"mean of {name} {float(a.mean[at]):.3g} and {float(b.mean[at]):.3g}"
+            )
         error = torch.hypot(a.sd_error, a.sd / b.sd * b.sd_error)
         far = (a.sd - b.sd).abs() - SURE * error
         if bool((far > (RATIO - 1) * b.sd).any()):
             at = int((far / b.sd).argmax())
-            found.append(f"sd of {name} {float(a.sd[at]):.3g} and {float(b.sd[at]):.3g}")
-    return ", ".join(found)
+            differences.append(f"sd of {name} {float(a.sd[at]):.3g} and {float(b.sd[at]):.3g}")
+    return ", ".join(differences)

@@ -41,8 +41,8 @@ def unlearned_widths(method: Method, data: Federation, state: RoundState, seed: 
     learned = " ".join(step.names for step in steps)
 
     def moments(at: RoundState) -> Iterator[tuple[Tensors, Tensors]]:
-        asked = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
-        for i, received, local, _ in single(method, data, at, ids, asked):
+        spec = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
+        for i, received, local, _ in single(method, data, at, ids, spec):
             if all(matches(n, learned) for n in pick(local, guide.names)):
                 yield guide.moments(received, local, data.batch(i))
 

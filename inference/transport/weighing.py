@@ -22,7 +22,7 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import chained, without_rows
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
-from pyrofl.inference.posteriors.draws import Values, draw, read_own
+from pyrofl.inference.posteriors.draws import Values, draw, find_client_dependence
 from pyrofl.inference.posteriors.export import Fact
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
@@ -161,7 +161,7 @@ def posterior(
     names = named(request)
     ids = column(request, "ids", len(names), torch.long)
     asked = EvaluationSpec(model=request["model"], seed=seed, draws=number(request, "draws"))
-    own = read_own(method, shard, state, ids, asked)
+    own = find_client_dependence(method, shard, state, ids, asked)
     dims, coords = axes_of(method)
     axes = ClientAxes(shard, ids, method.shared, dims, own)
     groups: Groups = {}

@@ -42,9 +42,9 @@ def warn_of_odd_losses(method: Method, steps: Sequence[WatchedStep]) -> None:
         if users and step.calls is not None:
             # Programs need not support double precision; the round reports other errors.
             with suppress(*FAILS), default_type(torch.float64):
-                found = CalledLoss(method, step.step, *map(_double, step.calls))
-                texts += found.of_ids()
-                texts += found.odd_gradient() if found.is_smooth() else ()
+                called = CalledLoss(method, step.step, *map(_double, step.calls))
+                texts += called.of_ids()
+                texts += called.odd_gradient() if called.is_smooth() else ()
         for text in texts:
             warnings.warn(f"the loss of step {step.step.names!r} {text}", stacklevel=6)
 
@@ -71,11 +71,11 @@ class CalledLoss:
     def _noise(self) -> ClientNoise:
         return ClientNoise([stream(0, Stream.TEST, 0, str(i)) for i in self.batch.ids.tolist()])
 
-    def at(self, own: Tensors, batch: Batch | None = None) -> Tensor:
+    def at(self, trained: Tensors, batch: Batch | None = None) -> Tensor:
         """Return the loss of each client at given values of the trained tensors."""
         # They require gradients, for programs that add hooks to them.
         local = self.local | {
-            n: v if v.requires_grad else v.requires_grad_() for n, v in own.items()
+            n: v if v.requires_grad else v.requires_grad_() for n, v in trained.items()
         }
         programs = self.method.model, self.method.guide
         with self._noise(), torch.enable_grad(), KeptPlates():
@@ -105,27 +105,27 @@ class CalledLoss:
 
     def odd_gradient(self) -> Iterator[str]:
         """Yield a text if the gradient differs from the finite difference in several directions."""
-        own, source = self.trained(), stream(0, Stream.TEST)
-        value = self.at(own)
-        grads = torch.autograd.grad(value.sum(), [*own.values()], materialize_grads=True)
+        trained, source = self.trained(), stream(0, Stream.TEST)
+        value = self.at(trained)
+        grads = torch.autograd.grad(value.sum(), [*trained.values()], materialize_grads=True)
         for size in STEPS:
-            way = [torch.randn(v.shape, generator=source, dtype=v.dtype) for v in own.values()]
+            way = [torch.randn(v.shape, generator=source, dtype=v.dtype) for v in trained.values()]
             pairs = zip(grads, way, strict=True)
             slope = sum(((g * w).flatten(1).sum(1) for g, w in pairs), torch.zeros(len(self.batch)))
-            found = self._difference(way, size)
+            difference = self._difference(way, size)
             rounding = 1e-13 * value.detach().abs().max() / size
-            bound = 0.01 * torch.maximum(found.abs(), slope.abs()) + rounding
+            bound = 0.01 * torch.maximum(difference.abs(), slope.abs()) + rounding
             # A kink of the loss may be near in one direction.
-            if not found.isfinite().all() or bool(((found - slope).abs() <= bound).all()):
+            if not difference.isfinite().all() or bool(((difference - slope).abs() <= bound).all()):
                 return
             # Where terms of the loss cancel, rounding is larger than its value shows.
-            noise = (found - self._difference(way, size / 2)).abs()
-            if bool(((found - slope).abs() <= bound + 4 * noise).all()):
+            noise = (difference - self._difference(way, size / 2)).abs()
+            if bool(((difference - slope).abs() <= bound + 4 * noise).all()):
                 return
-        at = int((found - slope).abs().argmax())
+        at = int((difference - slope).abs().argmax())
         yield (
             f"has a gradient that is not its derivative: {float(slope[at]):.3g} along a random "
-            f"direction, where finite differences give {float(found[at]):.3g}; remove detach, "
+            f"direction, where finite differences give {float(difference[at]):.3g}; remove detach, "
             "hooks and autograd functions with another backward from it and from the programs, "
             "unless this is intended"
         )

@@ -67,8 +67,8 @@ class WatchedStep:
     ) -> Tensor:
         """Compute the gradient step's loss; raise ValueError if it has no gradient."""
         if self.keep and (self.calls is None or len(batch) >= len(self.calls[2])):
-            own = {n: v.detach().clone() for n, v in local.items()}
-            self.calls = dict(received), own, batch
+            copies = {n: v.detach().clone() for n, v in local.items()}
+            self.calls = dict(received), copies, batch
         value = self.step.loss(model, guide, received, local, batch)
         if isinstance(value, Tensor) and not value.requires_grad:
             raise ValueError(
@@ -145,12 +145,12 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
         return
     for step in steps:
         step.keep = True
-    trial.made(trial.ids)
+    trial.run_round(trial.ids)
     moving = [step.step.names for step in steps]  # also of steps with 0 epochs
     for step in steps:
         for name in step.still:
-            found = arrives(trial.method, step, name, moving)
-            if found is False:
+            has_gradient = arrives(trial.method, step, name, moving)
+            if has_gradient is False:
                 raise ValueError(
                     f"no gradient reaches {name!r}, which step {step.step.names!r} trains, though "
                     f"its loss depends on it; expected {CURE}"
@@ -167,10 +167,10 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str])
     received, local, batch = step.calls
     source = stream(0, Stream.TEST)
 
-    def loss(own: Tensors, batch: Batch) -> Tensor:
+    def loss(trained: Tensors, batch: Batch) -> Tensor:
         noise = [stream(0, Stream.TEST, 0, str(i)) for i in batch.ids.tolist()]
         with ClientNoise(noise), torch.enable_grad():
-            return step.step.loss(method.model, method.guide, received, own, batch)
+            return step.step.loss(method.model, method.guide, received, trained, batch)
 
     def near(value: Tensor, far: float) -> Tensor:
         off = torch.randn(value.shape, generator=source, dtype=value.dtype).to(value.device)

@@ -60,10 +60,10 @@ def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tenso
     """
     if together.dim() != alone.dim():
         return None
-    found = False
+    is_cut = False
     for axis, (many, few) in enumerate(zip(together.shape, alone.shape, strict=True)):
-        if not found and many == clients and few == 1:
-            together, found = together.narrow(axis, client, 1), True
+        if not is_cut and many == clients and few == 1:
+            together, is_cut = together.narrow(axis, client, 1), True
         elif many > few:
             together = together.narrow(axis, 0, few)
         elif many < few:
@@ -96,11 +96,11 @@ def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> b
 
 def _states(device: torch.device) -> dict[str, Any]:
     """Return the states of the global random generators, by library name."""
-    found = {"torch": torch.get_rng_state(), "NumPy": np.random.get_state()}  # noqa: NPY002
-    found["Python"] = random.getstate()
+    states = {"torch": torch.get_rng_state(), "NumPy": np.random.get_state()}  # noqa: NPY002
+    states["Python"] = random.getstate()
     if device.type == "cuda":
-        found["CUDA"] = torch.cuda.get_rng_state(device)
-    return found
+        states["CUDA"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def _set(states: Mapping[str, Any], device: torch.device) -> None:
@@ -151,12 +151,12 @@ def scrambled(device: torch.device) -> Iterator[None]:
 @contextmanager
 def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     """Context manager that raises ValueError if its block modifies the given tensors in place."""
-    known = [(n, v.detach()) for state in states for n, v in state.items()]
-    small = sum(v.numel() * v.element_size() for _, v in known) <= COPIED
-    copies = [v.clone() for _, v in known] if small else []
+    tensors = [(n, v.detach()) for state in states for n, v in state.items()]
+    small = sum(v.numel() * v.element_size() for _, v in tensors) <= COPIED
+    copies = [v.clone() for _, v in tensors] if small else []
     with unwritten(function, *states):
         yield
-    for (name, value), copy in zip(known, copies, strict=False):
+    for (name, value), copy in zip(tensors, copies, strict=False):
         if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"{function} writes into {name!r} in place; return new tensors instead, such as "
@@ -197,7 +197,7 @@ def named(move: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-class Made(NamedTuple):
+class TrialRound(NamedTuple):
     """Tensors of some clients in one round, [C, ...] each, before and after training."""
 
     received: Tensors
@@ -206,7 +206,7 @@ class Made(NamedTuple):
     losses: Tensors
 
     @property
-    def known(self) -> Tensors:
+    def before_training(self) -> Tensors:
         """Received tensors and client states before training, by name."""
         return self.client_states | self.received
 
@@ -214,11 +214,11 @@ class Made(NamedTuple):
         """Yield the tensors of a test round by source, with their values before training."""
         yield "download", self.received, {}
         yield "init_client", self.client_states, {}
-        yield TRAINING, self.local, self.known
+        yield TRAINING, self.local, self.before_training
         yield TRAINING, under("the loss of", self.losses), {}
 
 
-Found = tuple[str, str] | None  # where a tensor comes from, and its name
+Difference = tuple[str, str] | None  # where a tensor comes from, and its name
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Trial:
         """Ids of all clients that take part in the validation."""
         return torch.arange(len(self.data.train)) if self.who is None else self.who
 
-    def made(self, ids: Tensor) -> Made:
+    def run_round(self, ids: Tensor) -> TrialRound:
         """Run a test round for some clients; return their tensors before and after training."""
         cohort = self.data.cohort(ids)
         with undrawn("download or join", self.data.device):
@@ -263,30 +263,32 @@ class Trial:
             phases=self.phases,
             record=False,
         )
-        return Made(received, private, local, loss | under("first", begun))
+        return TrialRound(received, private, local, loss | under("first", begun))
 
-    def refuse_mixed_clients(self, together: Made, sites: Callable[[], None]) -> None:
+    def refuse_mixed_clients(self, together: TrialRound, sites: Callable[[], None]) -> None:
         """Raise `Mixed` if a client's training result depends on other clients or on padding.
 
         `sites` raises first if a site of a program is the cause.
         """
-        found = self._apart(together)
-        if found is None:
+        difference = self._first_difference(together)
+        if difference is None:
             return
         sites()
-        what, trial = found[0], self
+        what, trial = difference[0], self
         if what == TRAINING:
-            trial = next((t for t in self._prefixes() if t._apart()), self)
-            found = trial._apart() or found
+            trial = next((t for t in self._prefixes() if t._first_difference()), self)
+            difference = trial._first_difference() or difference
             what = named(trial.phases[-1].updates[-1])
         why, cure = trial._reason()
-        raise Mixed(f"{what} gives a client {found[1]!r}, which {why}; expected {cure}")
+        raise Mixed(f"{what} gives a client {difference[1]!r}, which {why}; expected {cure}")
 
-    def message(self, made: Made) -> Tensors:
+    def message(self, trial_round: TrialRound) -> Tensors:
         """Return the messages of the training clients; raise ValueError for wrong shapes."""
         clients = slice(self.data.clients)
         with torch.no_grad(), undrawn("upload", self.data.device):
-            sent = uploaded(self.method, cut(made.received, clients), cut(made.local, clients))
+            sent = uploaded(
+                self.method, cut(trial_round.received, clients), cut(trial_round.local, clients)
+            )
         for name, value in sent.items():
             if value.shape[:1] != (self.data.clients,):
                 expected = f"[{self.data.clients}, {', '.join(map(str, value.shape[1:])) or '...'}]"
@@ -296,54 +298,56 @@ class Trial:
                 )
         return sent
 
-    def refuse_mixed_results(self, made: Made) -> None:
+    def refuse_mixed_results(self, trial_round: TrialRound) -> None:
         """Raise an error if an upload, view or statistic depends on other clients or padding."""
         count, batch = self.data.clients, self.data.batch(torch.arange(self.data.clients))
         rows, device = batch.mask.sum(1).tolist(), self.data.device
 
-        def differing(most: int | None) -> Found:
+        def differing(most: int | None) -> Difference:
             """Return the first result that changes if a client is run alone.
 
             At most `most` rows of each client are compared.
             """
-            together = self._results(made, slice(count), narrowed(batch, most))
+            together = self._results(trial_round, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)
-                own = narrowed(batch.select_clients(one), min(rows[c], most or rows[c]))
+                client_batch = narrowed(batch.select_clients(one), min(rows[c], most or rows[c]))
                 with scrambled(device):
-                    alone = self._results(made, one, own)
+                    alone = self._results(trial_round, one, client_batch)
                 for what, some in alone.items():
                     for name, value in some.items():
-                        mine = aligned(together[what][name], value, c, count)
-                        if name not in together[what] or unlike(mine, value):
+                        client_value = aligned(together[what][name], value, c, count)
+                        if name not in together[what] or unlike(client_value, value):
                             return what, name
             return None
 
         with torch.no_grad():
-            found = differing(None)
-            if found:
+            change = differing(None)
+            if change:
                 why, cure = CLIENTS if differing(min(rows)) else PADDING
-                raise Mixed(f"{found[0]} gives a client {found[1]!r}, which {why}; expected {cure}")
+                raise Mixed(
+                    f"{change[0]} gives a client {change[1]!r}, which {why}; expected {cure}"
+                )
 
-    def _results(self, made: Made, clients: slice, batch: Batch) -> dict[str, Tensors]:
+    def _results(self, trial_round: TrialRound, clients: slice, batch: Batch) -> dict[str, Tensors]:
         """Return the upload, main predictive model and statistics of some trained clients."""
         method, view = self.method, self.method.main_view
         cohort, device = self.data.cohort(self.ids[clients]), self.data.device
-        received, local = (cut(t, clients) for t in (made.received, made.local))
+        received, local = (cut(t, clients) for t in (trial_round.received, trial_round.local))
         with undrawn("upload", device):
-            found = {"upload": uploaded(method, received, local)}
+            results = {"upload": uploaded(method, received, local)}
         got = downloaded(method.deployed(view), self.state.server, cohort)
         # Use the clients' results as the download, which would otherwise be equal for all.
         got |= {n: local[n] for n in got.keys() & local.keys()}
-        own = {n: local[n] for n in made.client_states}
+        client_states = {n: local[n] for n in trial_round.client_states}
         with undrawn(f"view {view!r}", device):
-            seen = method.read_view(view, got, own | got)
+            seen = method.read_view(view, got, client_states | got)
         if isinstance(seen, dict):
-            found[f"view {view!r}"] = seen
+            results[f"view {view!r}"] = seen
             if method.metadata.statistics is not no_statistics:
                 with undrawn("statistics", device):
-                    found["statistics"] = method.metadata.count(got, seen, batch)
-        return found
+                    results["statistics"] = method.metadata.count(got, seen, batch)
+        return results
 
     def _prefixes(self) -> Iterator[Trial]:
         """Yield test rounds limited to the first 1, 2, ... updates of the training phases."""
@@ -354,40 +358,44 @@ class Trial:
 
     def _reason(self) -> tuple[str, str]:
         """Return why results of clients depend on each other, and how to fix it, as texts."""
-        first = self.made(self.ids)
+        first = self.run_round(self.ids)
         with scrambled(self.data.device):
-            again = self.made(self.ids)
+            again = self.run_round(self.ids)
         if _first(first, again, lambda one, other: one):
             return AGAIN
-        return CLIENTS if replace(self, data=even(self.data))._apart() else PADDING
+        return CLIENTS if replace(self, data=even(self.data))._first_difference() else PADDING
 
-    def _apart(self, together: Made | None = None) -> Found:
+    def _first_difference(self, together: TrialRound | None = None) -> Difference:
         """Return the first tensor that differs between a client trained alone and with others."""
         count = len(self.ids)
-        together = together or self.made(self.ids)
+        together = together or self.run_round(self.ids)
         # The last has the fewest rows, so that it is padded.
         some = [self.data.clients - 1] if self.who is None else self.who.tolist()
         for client in some if self.alone is None else [self.alone]:
             with scrambled(self.data.device):
                 alone = self._alone(torch.tensor([client]))
             at = self.ids.tolist().index(client)
-            if found := _first(together, alone, partial(aligned, client=at, clients=count)):
-                return found
+            if difference := _first(together, alone, partial(aligned, client=at, clients=count)):
+                return difference
         return None
 
-    def _alone(self, client: Tensor) -> Made:
+    def _alone(self, client: Tensor) -> TrialRound:
         """Run the test round of one client, with more padding if the clients have their own ids."""
         if self.who is not None:
             # A program may only support the clients' numbers of rows.
             with suppress(RuntimeError, ValueError, LookupError):
-                return replace(self, data=filled(self.data, Wider)).made(client)
-        return self.made(client)
+                return replace(self, data=filled(self.data, Wider)).run_round(client)
+        return self.run_round(client)
 
 
-def _first(together: Made, alone: Made, mine: Callable[[Tensor, Tensor], Tensor | None]) -> Found:
+def _first(
+    together: TrialRound, alone: TrialRound, extract: Callable[[Tensor, Tensor], Tensor | None]
+) -> Difference:
     """Return source and name of the first tensor that differs between two test rounds, or None."""
-    for (what, some, _), (_, own, before) in zip(together.parts(), alone.parts(), strict=True):
-        for name, value in own.items():
-            if name not in some or unlike(mine(some[name], value), value, before.get(name)):
+    for (what, some, _), (_, client_tensors, before) in zip(
+        together.parts(), alone.parts(), strict=True
+    ):
+        for name, value in client_tensors.items():
+            if name not in some or unlike(extract(some[name], value), value, before.get(name)):
                 return what, name
     return None

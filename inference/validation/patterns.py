@@ -27,7 +27,7 @@ def refuse_idle_patterns(
     sites: list[str],
 ) -> None:
     """Raise ValueError for a name pattern of the method that matches no tensor or site."""
-    asked: list[tuple[str, str, Iterable[str]]] = [
+    checks: list[tuple[str, str, Iterable[str]]] = [
         (f"step {move.names!r} of {kind}", move.names, local)
         for kind in ("phases", "adapt")
         for phase in getattr(method, kind)
@@ -37,23 +37,23 @@ def refuse_idle_patterns(
     for names, mark in of_kind(method.metadata.tensors, Mark):
         of_sites = names in method.shared
         held = local if mark is INCOMPARABLE else server
-        asked.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
+        checks.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
     for names, _ in (
         *of_kind(method.metadata.tensors, Rule),
         *of_kind(method.metadata.tensors, WireCost),
     ):
-        asked.append(("metadata of messages", names, travels))
+        checks.append(("metadata of messages", names, travels))
     for names, moments in of_kind(method.metadata.tensors, Moments):
-        asked.append(("metadata Moments", names, {**server, **local}))
+        checks.append(("metadata Moments", names, {**server, **local}))
         if moments.optimal:
-            asked.append(("metadata Moments", " ".join(moments.optimal), local))
+            checks.append(("metadata Moments", " ".join(moments.optimal), local))
     if after is not None:
         monitors = of_kind(method.metadata.tensors, Monitor)
-        asked += [("Monitor", names, after) for names, _ in monitors]
-    for what, patterns, known in asked:
-        for pattern in unmatched_patterns(patterns, known):
+        checks += [("Monitor", names, after) for names, _ in monitors]
+    for what, patterns, valid_names in checks:
+        for pattern in unmatched_patterns(patterns, valid_names):
             raise ValueError(
-                f"{pattern!r} in the {what} matches no name; {suggest_name(pattern, known)}"
+                f"{pattern!r} in the {what} matches no name; {suggest_name(pattern, valid_names)}"
             )
 
 
@@ -64,17 +64,17 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
         sent = {n: v for n, v in values.items() if n in server}
         used = [patterns for _, patterns in aggregate.groups(sent)]
         for hidden in (p for p in aggregate.weights if p not in used):
-            if known := [n for n in sent if matches(n, hidden)]:
+            if covered := [n for n in sent if matches(n, hidden)]:
                 raise ValueError(
                     f"{hidden!r} in the aggregation has no effect, as an earlier pattern matches "
-                    f"{known[0]!r}; put it before that pattern"
+                    f"{covered[0]!r}; put it before that pattern"
                 )
         left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
         patterns = " ".join(aggregate.weights)
         for pattern in unmatched_patterns(patterns, sent if left else values):
             if left or (pattern != "*" and "*" in patterns.split()):
-                found = f"{left[0]!r} would stay unchanged" if left else "'*' would decide for all"
+                effect = f"{left[0]!r} would stay unchanged" if left else "'*' would decide for all"
                 raise ValueError(
-                    f"{pattern!r} in the aggregation matches no name, so {found}; "
+                    f"{pattern!r} in the aggregation matches no name, so {effect}; "
                     f"{suggest_name(pattern, left or values)}"
                 )

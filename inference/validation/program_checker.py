@@ -71,27 +71,27 @@ class Look:
             return run
 
         programs = guarded(self.method.model, "the model"), guarded(self.method.guide, "the guide")
-        given = unchanged("a program", received, local, rows_of(batch))
-        with torch.no_grad(), ClientNoise(noise), drawn, given:
+        inputs_unchanged = unchanged("a program", received, local, rows_of(batch))
+        with torch.no_grad(), ClientNoise(noise), drawn, inputs_unchanged:
             try:
-                found = traces(*programs, received, local, batch)
+                pair = traces(*programs, received, local, batch)
             except ValueError as error:
                 if not is_of_library(error):
                     raise
                 raise ValueError(f"the model or the guide fails: {explained(error)}") from error
         drawn.refuse_changed()
         self.drew = next(iter(drew), None)
-        return found
+        return pair
 
     def refuse_wrong_sites(self) -> None:
         """Raise ValueError for invalid Pyro sites, as latent ones outside `batch.clients()`."""
         for trace in (self.q, self.p):
             for name, site in trace.nodes.items():
                 if site["type"] == "param" and name in pyro.get_param_store():
-                    made = ", or LocScaleReparam(0.0)" * name.endswith("_centered")
+                    alternative = ", or LocScaleReparam(0.0)" * name.endswith("_centered")
                     raise ValueError(
                         f"{name!r} is a pyro.param, which no step trains; use a tensor of the "
-                        f"client's local state, or a guide by guides.from_pyro{made}"
+                        f"client's local state, or a guide by guides.from_pyro{alternative}"
                     )
                 refuse_subsampling(name, site)
             for name, site in latent(trace):
@@ -272,8 +272,8 @@ def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     for name, constraint in fn.arg_constraints.items():
-        made = name in fn.__dict__ or not isinstance(getattr(type(fn), name, None), lazy_property)
-        if made and not constraints.is_dependent(constraint):
+        is_set = name in fn.__dict__ or not isinstance(getattr(type(fn), name, None), lazy_property)
+        if is_set and not constraints.is_dependent(constraint):
             value = getattr(fn, name)
             if isinstance(value, Tensor) and value.isfinite().all():
                 yield name, value, constraint
@@ -294,10 +294,10 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
     """Return whether two Pyro sites have equal values (or factors) in the selected rows."""
     pair = site, second
     if any(isinstance(s["fn"], dist.Unit) for s in pair):
-        found = [log_prob_of(s).expand(both.shape)[both] for s in pair]
+        contents = [log_prob_of(s).expand(both.shape)[both] for s in pair]
     else:
-        found = [s["value"].reshape(*both.shape, -1)[both].double() for s in pair]
-    one, other = found
+        contents = [s["value"].reshape(*both.shape, -1)[both].double() for s in pair]
+    one, other = contents
     return one.shape == other.shape and equal(one, other) and len(one.unique(dim=0)) > 1
 
 
@@ -306,16 +306,16 @@ class Drawn(Messenger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, Tensor, Tensor]] = []
+        self.sampled: list[tuple[str, Tensor, Tensor]] = []
 
     def _pyro_post_sample(self, msg: Any) -> None:
         value = msg["value"]
         if isinstance(value, Tensor) and not site_is_subsample(msg):
-            self.found.append((msg["name"], value, value.clone()))
+            self.sampled.append((msg["name"], value, value.clone()))
 
     def refuse_changed(self) -> None:
         """Raise ValueError if a sampled value was modified in place."""
-        for name, value, copy in self.found:
+        for name, value, copy in self.sampled:
             if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(
                     f"a program writes into the value of site {name!r} in place; compute a new "

@@ -22,8 +22,8 @@ from pyrofl.inference.engine.state import RoundState, client_inputs, to_data, up
 from pyrofl.inference.validation.differences import warn_of_odd_losses
 from pyrofl.inference.validation.gradients import WatchedStep, watched
 from pyrofl.inference.validation.independence import (
-    Made,
     Trial,
+    TrialRound,
     unchanged,
     undrawn,
     unlike,
@@ -59,22 +59,22 @@ def refuse_dependent_clients(
         step.keep = True
     trial = Trial(method, few, state, phases, ids)
     try:
-        made = trial.made(ids)
+        trial_round = trial.run_round(ids)
     except (ValueError, *FAILS):
         return  # a program may need all rows of a client; the round reports other errors
-    if not all(v.isfinite().all() for v in made.local.values()):
+    if not all(v.isfinite().all() for v in trial_round.local.values()):
         return  # the round reports it, and names the clients
-    trial.refuse_mixed_clients(made, lambda: None)
+    trial.refuse_mixed_clients(trial_round, lambda: None)
     if not steps and is_of_library(method.aggregate):
         # Closed-form updates, such as searches for a mode, are dear; and at states and rows that no
         # client has, they may amplify rounding.
         return
-    after = None if is_of_library(method.aggregate) else refuse_memory(trial, made)
+    after = None if is_of_library(method.aggregate) else refuse_memory(trial, trial_round)
     if after is not None:
         later = replace(trial, state=replace(state, server=after))
         with suppress(*FAILS):
             try:
-                second = later.made(ids)
+                second = later.run_round(ids)
             except ValueError:  # the messages were not checked before they were aggregated
                 second = None
             if second is not None:
@@ -139,12 +139,12 @@ def is_of_library(aggregate: Any) -> bool:
     return (owner.__module__ or "").startswith("pyrofl.")
 
 
-def refuse_memory(trial: Trial, made: Made) -> Tensors | None:
+def refuse_memory(trial: Trial, trial_round: TrialRound) -> Tensors | None:
     """Return the next state of the server; raise ValueError if a second call gives another one."""
     method, few = without_secret_noise(trial.method), trial.data
     cohort, server = few.cohort(trial.ids), trial.state.server
     with torch.no_grad():
-        message = uploaded(method, made.received, made.local)
+        message = uploaded(method, trial_round.received, trial_round.local)
 
     def aggregated(aggregate: Any) -> Tensors:
         copy = {n: v.clone() for n, v in server.items()}
@@ -199,23 +199,23 @@ def _refuse_far_rows(trial: Trial, client: int) -> None:
     A branch on all rows, such as `(x > 2).any()`, then differs from that of its own rows.
     """
     few = trial.data
-    own, x = few.train[client].to(few.device), few.x
+    client_rows, x = few.train[client].to(few.device), few.x
     sign = 1.0 - 2 * (torch.arange(x[0].numel(), device=x.device) % 2).reshape(x[0].shape)
     far = (sign * (10 + 3 * x.abs().max())).to(x).expand_as(x).clone()
     if not far.isfinite().all():
         return
-    far[own] = x[own] / (1 + 10 * x.abs().max())
-    apart = replace(trial, data=filled(replace(few, x=far)), alone=client)
+    far[client_rows] = x[client_rows] / (1 + 10 * x.abs().max())
+    with_far_rows = replace(trial, data=filled(replace(few, x=far)), alone=client)
     try:
-        made = apart.made(apart.ids)
-        apart.made(torch.tensor([client]))
+        trial_round = with_far_rows.run_round(with_far_rows.ids)
+        with_far_rows.run_round(torch.tensor([client]))
     except (ValueError, *FAILS):
         return  # a program need not support such values
-    apart.refuse_mixed_clients(made, lambda: None)
+    with_far_rows.refuse_mixed_clients(trial_round, lambda: None)
     with suppress(*FAILS):
         ids = torch.tensor([client])
         cohort = few.cohort(ids)
-        received, private = client_inputs(trial.method, apart.data, trial.state, cohort, 0)
-        look = Look(trial.method, apart.data, received, private | received, ids)
+        received, private = client_inputs(trial.method, with_far_rows.data, trial.state, cohort, 0)
+        look = Look(trial.method, with_far_rows.data, received, private | received, ids)
         if few.sizes[client] > 1:
             Reruns(look, any(phase.batch for phase in trial.phases), True).refuse_mixed_rows()

@@ -46,12 +46,12 @@ class Other(NamedTuple):
     Attributes:
         batch: the batch for the programs.
         source: [C, W] int64, index of each of its rows in the first batch.
-        kept: [C, W] bool, unchanged rows; others are padding now.
+        is_used: [C, W] bool, unchanged rows; others are padding now.
     """
 
     batch: Batch
     source: Tensor
-    kept: Tensor
+    is_used: Tensor
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class Reruns:
         batch, mask = self.look.batch, self.look.batch.mask
         wide = mask.shape[1] + self.minibatches
         source = torch.zeros(len(batch), wide, dtype=torch.long, device=mask.device)
-        kept = torch.zeros_like(source, dtype=torch.bool)
+        is_used = torch.zeros_like(source, dtype=torch.bool)
         for c, rows in enumerate(mask.sum(1).tolist()):
             order = list(range(rows))
             if self.minibatches:
                 order = order[: max(2, rows - 1)][::-1]
             source[c, : len(order)] = torch.tensor(order)
-            kept[c, : len(order)] = True
+            is_used[c, : len(order)] = True
         at = source if self.minibatches else batch.at
         weights = None if batch.weights is None else _taken(batch.weights, source, -1)
-        y = self._other_responses(batch.y[torch.arange(len(batch))[:, None], source], ~kept)
-        return Other(replace(batch, y=y, mask=kept, at=at, weights=weights), source, kept)
+        y = self._other_responses(batch.y[torch.arange(len(batch))[:, None], source], ~is_used)
+        return Other(replace(batch, y=y, mask=is_used, at=at, weights=weights), source, is_used)
 
     @cached_property
     def after(self) -> Any:
@@ -144,7 +144,7 @@ class Reruns:
             )
             pairs = [(one, two), (weights[0], weights[1])]
             return all(
-                equal(_taken(a, other.source, -1)[..., other.kept], b[..., other.kept])
+                equal(_taken(a, other.source, -1)[..., other.is_used], b[..., other.is_used])
                 for a, b in pairs
             )
         scales = [s["scale"] for s in (site, after)]
@@ -161,23 +161,23 @@ class Reruns:
                     value = _taken(value, other.source, -1 - site["fn"].event_dim)
                 site = {**site, "value": value}
             sites[name] = site
-        x, table, known = look.batch.x, look.data.x, SimpleNamespace(nodes=sites)
+        x, table, latent_values = look.batch.x, look.data.x, SimpleNamespace(nodes=sites)
         taken = x[torch.arange(len(x))[:, None], other.source]
-        some = ~other.kept.reshape(*other.kept.shape, *(1 for _ in x.shape[2:]))
+        some = ~other.is_used.reshape(*other.is_used.shape, *(1 for _ in x.shape[2:]))
         if x.is_floating_point():  # values outside the data test most; indices must stay valid
             beyond = 10 + 3 * table.abs().max() if self.far else 1
             new = torch.where(some, taken.flip(0, 1) + beyond, taken)
             with suppress(IndexError, RuntimeError, ValueError):
-                return self._model(replace(other.batch, x=new), known)
-        at = torch.arange(other.kept.numel(), device=x.device) * 7 % len(table)
+                return self._model(replace(other.batch, x=new), latent_values)
+        at = torch.arange(other.is_used.numel(), device=x.device) * 7 % len(table)
         new = torch.where(some, table[at].reshape(taken.shape), taken)
-        return self._model(replace(other.batch, x=new), known)
+        return self._model(replace(other.batch, x=new), latent_values)
 
-    def _model(self, batch: Batch, known: Any) -> Any:
-        """Return a trace of the model on a batch, with latent values fixed to `known`."""
+    def _model(self, batch: Batch, latent_values: Any) -> Any:
+        """Return a trace of the model on a batch, with latent values fixed to `latent_values`."""
         states = (with_rows(t, len(batch)) for t in (self.look.received, self.look.local))
         with default_type(batch.size.dtype), KeptPlates():
-            return recorded(self.look.method.model, (*states, batch), known)
+            return recorded(self.look.method.model, (*states, batch), latent_values)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
         """Replace the responses of selected rows by a different response from the data."""
@@ -198,14 +198,14 @@ class Reruns:
         """
         look, count = self.look, len(self.look.batch)
         some = range(1 if self.of_rows else count) if count > 1 else ()
-        name = self._apart(look.batch, some, (look.q, look.p))
+        name = self._first_difference(look.batch, some, (look.q, look.p))
         if name is None:
             return
         if self._changes():
             why, cure = AGAIN
         else:
             rows = int(look.batch.mask.sum(1).min())
-            mixed = self._apart(narrowed(look.batch, rows), range(count))
+            mixed = self._first_difference(narrowed(look.batch, rows), range(count))
             why, cure = CLIENTS if mixed else PADDING
         raise Mixed(f"site {name!r} {why}; expected {cure}")
 
@@ -221,7 +221,7 @@ class Reruns:
             again = look.run(look.batch, look.received, look.local)
         return _first((look.q, look.p), again, lambda one, _: one) is not None
 
-    def _apart(
+    def _first_difference(
         self, batch: Batch, some: Sequence[int], together: tuple[Any, Any] | None = None
     ) -> str | None:
         """Return the first Pyro site that differs between a client run alone and with others.
@@ -232,11 +232,11 @@ class Reruns:
         together = together or look.run(batch, look.received, look.local)
         for client in some:
             one = slice(client, client + 1)
-            own = narrowed(batch.select_clients(one), int(batch.mask[client].sum()))
+            client_batch = narrowed(batch.select_clients(one), int(batch.mask[client].sum()))
             with scrambled(batch.size.device):
-                alone = look.run(own, cut(look.received, one), cut(look.local, one))
-            if found := _first(together, alone, partial(aligned, client=client, clients=count)):
-                return found
+                alone = look.run(client_batch, cut(look.received, one), cut(look.local, one))
+            if site_name := _first(together, alone, partial(aligned, client=client, clients=count)):
+                return site_name
         return None
 
     def refuse_changing_sites(self) -> None:
@@ -290,8 +290,8 @@ class Reruns:
         if not total.requires_grad:
             return [*values]
         grads = torch.autograd.grad(total, [*values.values()], allow_unused=True, retain_graph=True)
-        found = zip(values, grads, strict=True)
-        return [name for name, grad in found if grad is None or not bool(grad.any())]
+        pairs = zip(values, grads, strict=True)
+        return [name for name, grad in pairs if grad is None or not bool(grad.any())]
 
 
 def _names(trace: Any) -> set[str]:
@@ -319,7 +319,7 @@ def _others(trace: Any, without: str = "") -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str | None:
+def _first(together: tuple[Any, Any], alone: tuple[Any, Any], extract: Any) -> str | None:
     """Return the first Pyro site that differs between two pairs of traces, or None."""
     for traces in zip(together, alone, strict=True):
         for name, site in traces[1].nodes.items():
@@ -329,7 +329,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
                 return str(name)
             parts = [_parts(trace.nodes[name]) for trace in traces]
             for one, other in zip(*parts, strict=True):
-                if unlike(mine(one, other), other):
+                if unlike(extract(one, other), other):
                     return str(name)
     return None
 

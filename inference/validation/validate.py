@@ -35,9 +35,9 @@ from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
 from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.validation.independence import (
     Drew,
-    Made,
     Mixed,
     Trial,
+    TrialRound,
     steadied,
     undrawn,
 )
@@ -172,11 +172,11 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     phases = (*method.phases, *method.adapt)
     short = tuple(watched(phase, written, steps) for phase in phases)
     trial = Trial(method, few, state, short)
-    made = _made(trial)
-    if not all(v.isfinite().all() for v in made.local.values()):
+    trial_round = _run_round(trial)
+    if not all(v.isfinite().all() for v in trial_round.local.values()):
         return  # the round reports it, and names the clients
     training = slice(few.clients)
-    received, local = (cut(t, training) for t in (made.received, made.local))
+    received, local = (cut(t, training) for t in (trial_round.received, trial_round.local))
     look = Look(method, few, received, local)
     look.refuse_wrong_sites()
     look.refuse_broken_constraints()
@@ -186,14 +186,16 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     again.refuse_cut_sites()
     again.refuse_changing_sites()
     refuse_still(trial, steps)
-    trial.refuse_mixed_clients(made, again.refuse_mixed_clients)
-    message = trial.message(made)
+    trial.refuse_mixed_clients(trial_round, again.refuse_mixed_clients)
+    message = trial.message(trial_round)
     refuse_idle_pools(method, state.server, message)
     after = _aggregated(method, few, state.server, message)
     refuse_idle_patterns(method, local, state.server, after, message | received, look.sites)
     refuse_odd_views(method, look)
-    trial.refuse_mixed_results(made)
-    look.warn_of_still_tensors({n: v for n, v in made.known.items() if n not in written})
+    trial.refuse_mixed_results(trial_round)
+    look.warn_of_still_tensors(
+        {n: v for n, v in trial_round.before_training.items() if n not in written}
+    )
 
 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
@@ -206,29 +208,29 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
         again.refuse_mixed_clients()
 
 
-def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
+def _first(method: Method, few: Federation, ids: Tensor, initial: Tensors | None) -> Tensors:
     """Return the initial server state; raise ValueError for missing tensors or wrong shapes."""
     with calling("init"), undrawn("init", few.device):
-        made = method.init(stream(0, Stream.START), few.clients)
-    server = as_tensors("what init returns", made)
-    if given is not None:
-        lacking = [n for n in server if n not in as_tensors("server", given)]
+        initial_state = method.init(stream(0, Stream.START), few.clients)
+    server = as_tensors("what init returns", initial_state)
+    if initial is not None:
+        lacking = [n for n in server if n not in as_tensors("server", initial)]
         if lacking:
             raise ValueError(
                 f"server_state lacks {', '.join(lacking)}; pass a state of this method, with "
                 f"{', '.join(server)}"
             )
         for name in (n for n in server if not matches(n, f"server/* {method.per_client}")):
-            if given[name].shape != (shape := server[name].shape):
+            if initial[name].shape != (shape := server[name].shape):
                 raise ValueError(
-                    f"server_state has {name!r} of shape {list(given[name].shape)}; expected "
+                    f"server_state has {name!r} of shape {list(initial[name].shape)}; expected "
                     f"{list(shape)}, the shape in the result of init"
                 )
-        server = given | {n: v[ids] for n, v in pick(given, method.per_client).items()}
+        server = initial | {n: v[ids] for n, v in pick(initial, method.per_client).items()}
     return to_data(server, few)
 
 
-def _made(trial: Trial) -> Made:
+def _run_round(trial: Trial) -> TrialRound:
     """Run the method's training phases on a few rows; raise ValueError on failure."""
     few = trial.data
 
@@ -240,7 +242,7 @@ def _made(trial: Trial) -> Made:
 
     try:
         with undrawn("a loss", few.device):
-            return trial.made(trial.ids)
+            return trial.run_round(trial.ids)
     except Drew:
         look().refuse_wrong_sites()  # its message names the program, if that is the cause
         raise
@@ -308,10 +310,10 @@ def _aggregated(
     cohort = few.cohort(torch.arange(few.clients))
     try:
         with calling(f"the aggregation of messages of {', '.join(message) or 'nothing'}"):
-            made = method.aggregate(server, message, cohort, stream(0, Stream.MERGE))
+            aggregated = method.aggregate(server, message, cohort, stream(0, Stream.MERGE))
     except AggregationError:
         return None  # three clients may be too few for it
-    after = to_data(as_tensors("what aggregate returns", made), few)
+    after = to_data(as_tensors("what aggregate returns", aggregated), few)
     merged(server, after, few.clients)
     # Names under "server/" are the state of the server's optimizer or sampler.
     for name in (n for n in after if n not in server and not n.startswith("server/")):
@@ -326,14 +328,14 @@ def _aggregated(
 def refuse_odd_views(method: Method, look: Look) -> None:
     """Raise ValueError if a predictive model has unknown tensors, or lacks required ones."""
     received, local = look.received, look.local
-    known = received | local
+    tensors = received | local
     for view in method.views:
-        found = method.read_view(view, received, local)
-        for model in found if isinstance(found, list) else [found]:
-            for name in (n for n in model if n not in known):
+        view_tensors = method.read_view(view, received, local)
+        for model in view_tensors if isinstance(view_tensors, list) else [view_tensors]:
+            for name in (n for n in model if n not in tensors):
                 raise ValueError(
                     f"view {view!r} returns {name!r}, which is neither received nor a client "
-                    f"state; expected names from {', '.join(known)}"
+                    f"state; expected names from {', '.join(tensors)}"
                 )
             try:
                 look.run(look.batch, received, model)

@@ -39,7 +39,7 @@ ELEMENTWISE = {
 UNPLACED = {"aten.sum.default", *(f"aten.where.Scalar{n}" for n in ("", "Other", "Self"))}
 
 
-class Given(NamedTuple):
+class RecordingInputs(NamedTuple):
     """Input tensors of a recorded function, grouped by how they change between calls."""
 
     moving: Sequence[Tensor]  # it only modifies these
@@ -73,32 +73,32 @@ class Line(NamedTuple):
         yield from _variables((self.args, tuple(tree for _, tree in self.options)))
 
 
-def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
+def compiled(tape: Tape, inputs: RecordingInputs) -> tuple[Bind, object]:
     """Compile recorded tensor operations to a function that repeats them; also return its code."""
     if tape.reason:
         raise NotRecorded(tape.reason)
-    calls = _needed(tape.calls, given)
-    code = _Code(given, calls)
+    calls = _needed(tape.calls, inputs)
+    code = _Code(inputs, calls)
     for i, call in enumerate(calls):
         code.add(i, call)
     return code.done()
 
 
-def _needed(calls: list[Call], given: Given) -> list[Call]:
+def _needed(calls: list[Call], inputs: RecordingInputs) -> list[Call]:
     """Select the recorded operations that depend on inputs and affect the tensors to modify."""
-    live = {storage(v) for v in given.moving}
-    known = {storage(v) for some in given for v in some}
+    live = {storage(v) for v in inputs.moving}
+    input_storages = {storage(v) for some in inputs for v in some}
     written = {v for call in calls for v in call.written}
-    if written - live - ({v for call in calls for v in call.made} - known):
+    if written - live - ({v for call in calls for v in call.created} - input_storages):
         raise NotRecorded("it modifies a tensor that it should only read")
-    depends, found = known | written, []
+    depends, dependent = input_storages | written, []
     for call in calls:
-        if depends & (call.made | call.read):
-            depends |= call.made
-            found.append(call)
+        if depends & (call.created | call.read):
+            depends |= call.created
+            dependent.append(call)
     needed = []
-    for call in reversed(found):
-        if live & ((call.made - call.read) | call.written):
+    for call in reversed(dependent):
+        if live & ((call.created - call.read) | call.written):
             live |= call.read
             needed.append(call)
     return needed[::-1]
@@ -107,7 +107,7 @@ def _needed(calls: list[Call], given: Given) -> list[Call]:
 class _Code:
     """Builder of the Python code of a recorded function: its lines, variables and constants."""
 
-    def __init__(self, given: Given, calls: list[Call]) -> None:
+    def __init__(self, inputs: RecordingInputs, calls: list[Call]) -> None:
         self.written = {v for call in calls for v in call.written}  # by any call
         self.last = {v: i for i, call in enumerate(calls) for v in call.read | call.written}
         self.homes: dict[int, list[int]] = {}  # storage -> storages that share its fixed memory
@@ -115,27 +115,27 @@ class _Code:
         self.lines: tuple[list[Line], list[Line]] = [], []  # of every run, and of binding
         self.constants: tuple[list[Any], list[Any]] = [], []  # of both
         self.captured: dict[int, Tensor] = {}  # tensors that are not inputs
-        self.known: dict[tuple[Any, ...], int] = {}
+        self.variable_of: dict[tuple[Any, ...], int] = {}
         self.roots: dict[int, list[tuple[int, Tensor]]] = {}  # storage -> bases of views
         self.count = 0  # variables
-        many, passing = len(given.bound), len(given.passing)
-        for value in (*given.bound, *given.passing):
+        many, passing = len(inputs.bound), len(inputs.passing)
+        for value in (*inputs.bound, *inputs.passing):
             self._know(value, self._variable())
         self.bound, self.passing = range(many), range(many, many + passing)
         self.placed = {*self.bound}  # variables with the same memory in all runs,
-        self.still = {*self.bound[many - len(given.still) :]}  # and with the same numbers
+        self.still = {*self.bound[many - len(inputs.still) :]}  # and with the same numbers
 
     def _variable(self) -> int:
         self.count += 1
         return self.count - 1
 
     def _know(self, value: Tensor, name: int) -> None:
-        self.known.setdefault(_seen(value), name)
+        self.variable_of.setdefault(_seen(value), name)
         self.roots.setdefault(storage(value), []).append((name, value))
 
     def add(self, position: int, call: Call) -> None:
         """Append a recorded tensor operation to the generated code, unless it only makes views."""
-        if not call.written and call.made <= call.read:
+        if not call.written and call.created <= call.read:
             return
         name, out = str(call.op._schema.name).rpartition("::")[2], call.out
         if name in EMPTY + ZEROS and _is_whole(out):
@@ -150,7 +150,7 @@ class _Code:
         constants: list[Any] = []
         args = tuple(self._lower(v, constants) for v in _numbers(name, call.args))
         options = tuple((n, self._lower(v, constants)) for n, v in call.options.items())
-        pure = not call.written and not self.written & (call.made | call.read)
+        pure = not call.written and not self.written & (call.created | call.read)
         once = pure and self.still.issuperset(_variables((args, tuple(v for _, v in options))))
         whole = isinstance(out, Tensor)
         target, key = _target(name, call.op), (name, args, options, repr(constants))
@@ -245,44 +245,44 @@ class _Code:
         A new variable is a view of a known tensor, or a constant.
         """
         seen = _seen(value)
-        if seen not in self.known:
-            self.known[seen] = self._view(value) if storage(value) in self.roots else -1
-        if self.known[seen] < 0:
+        if seen not in self.variable_of:
+            self.variable_of[seen] = self._view(value) if storage(value) in self.roots else -1
+        if self.variable_of[seen] < 0:
             name = self._variable()
             self.captured[name] = value.detach()
             self.placed.add(name)
             self.still.add(name)
-            self.known[seen] = name
+            self.variable_of[seen] = name
             self.roots[storage(value)] = [(name, value)]
-        return self.known[seen]
+        return self.variable_of[seen]
 
     def _view(self, value: Tensor) -> int:
         roots = [one for one in self.roots[storage(value)] if _holds(one[1], value)]
         if not roots or value.is_conj() or value.is_neg():
             raise NotRecorded("it reads the memory of a tensor in another way")
         root, whole = roots[0]
-        apart = value.storage_offset() - whole.storage_offset()
-        where = [tuple(value.shape), tuple(value.stride()), *([apart] if apart else [])]
-        target, once = part_of if apart else torch.as_strided, root in self.placed
+        offset = value.storage_offset() - whole.storage_offset()
+        where = [tuple(value.shape), tuple(value.stride()), *([offset] if offset else [])]
+        target, once = part_of if offset else torch.as_strided, root in self.placed
         args = (root, *(None for _ in where))
         return self._line(target, args, (), where, once, root in self.still)
 
     def done(self) -> tuple[Bind, object]:
         """Return the function that binds tensors to the generated code, and the lines of code."""
         run, once = (tuple(lines) for lines in self.lines)
-        made = {line.name for line in once}
+        bound_names = {line.name for line in once}
         used = {v for line in run for v in line.used()}
-        kept = tuple(sorted(used & made))
-        begin, step = _generated(once, (), kept), _generated(run, tuple(self.passing), ())
+        passed_on = tuple(sorted(used & bound_names))
+        begin, step = _generated(once, (), passed_on), _generated(run, tuple(self.passing), ())
         constants = [{f"c{i}": v for i, v in enumerate(some)} for some in self.constants]
         captured = {f"v{i}": v for i, v in self.captured.items()}
         names = tuple(self.bound)  # `bind` must not refer to `self`, with all its tensors
 
         def bind(*bound: Tensor) -> Callable[..., None]:
-            known = captured | {f"v{i}": v for i, v in zip(names, bound, strict=True)}
-            values = begin(SimpleNamespace(**constants[1], **known))
-            known |= {f"v{i}": v for i, v in zip(kept, values, strict=True)}
-            return partial(step, SimpleNamespace(**constants[0], **known))
+            variables = captured | {f"v{i}": v for i, v in zip(names, bound, strict=True)}
+            values = begin(SimpleNamespace(**constants[1], **variables))
+            variables |= {f"v{i}": v for i, v in zip(passed_on, values, strict=True)}
+            return partial(step, SimpleNamespace(**constants[0], **variables))
 
         return bind, (once, run)
 
@@ -306,19 +306,19 @@ def _generated(
 
     for name, target, args, options in lines:
         kind = "call_method" if isinstance(target, str) else "call_function"
-        given = tuple(node(v) for v in args), {n: node(v) for n, v in options}
-        nodes[name] = graph.create_node(kind, target, *given)
+        arguments = tuple(node(v) for v in args), {n: node(v) for n, v in options}
+        nodes[name] = graph.create_node(kind, target, *arguments)
     graph.output(tuple(nodes[i] for i in results))
     code = graph.python_code("self")
-    known = dict(code.globals)
-    exec(compile(code.src, "<recorded>", "exec"), known)
-    found: Callable[..., Any] = known["forward"]
-    return found
+    namespace = dict(code.globals)
+    exec(compile(code.src, "<recorded>", "exec"), namespace)
+    forward: Callable[..., Any] = namespace["forward"]
+    return forward
 
 
-def part_of(root: Tensor, size: Sequence[int], stride: Sequence[int], apart: int) -> Tensor:
-    """Return a strided view that starts `apart` elements after a tensor's first element."""
-    return root.as_strided(size, stride, root.storage_offset() + apart)
+def part_of(root: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+    """Return a strided view that starts `offset` elements after a tensor's first element."""
+    return root.as_strided(size, stride, root.storage_offset() + offset)
 
 
 def _variables(tree: Any) -> Iterator[int]:
@@ -360,8 +360,8 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 
 def _is_placed(name: str, call: Call) -> bool:
     """Return whether an operation's result is small and can be written to an existing tensor."""
-    known = name in PLACED and str(call.op) not in UNPLACED
-    return known and call.out.numel() <= FEW and _is_whole(call.out)
+    is_listed = name in PLACED and str(call.op) not in UNPLACED
+    return is_listed and call.out.numel() <= FEW and _is_whole(call.out)
 
 
 def _is_whole(value: Tensor) -> bool:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.acceleration.recording.code import Bind, Given, compiled
+from pyrofl.inference.acceleration.recording.code import Bind, RecordingInputs, compiled
 from pyrofl.inference.acceleration.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.inference.definition.user_code import layers_held, users_code
 from pyrofl.nets import Network
@@ -43,12 +43,12 @@ GAIN = 0.03  # fraction of an update's time that its recording has to save
 TIMED = 3  # replays that are timed
 CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
 SMALL = 2**23  # modified bytes above which kernels take longer than Python: measured
-KEPT = 256  # recordings
+MAX_RECORDINGS = 256  # recordings
 
 Requested = tuple[Any, ...]  # a method that draws noise, by name, and its arguments
 
 
-class Noise(Protocol):
+class NoiseSource(Protocol):
     """Protocol of noise generators that can log their draws in the list `noted`."""
 
     noted: list[tuple[Requested, Tensor]] | None
@@ -88,7 +88,7 @@ class Recordings:
     """Compiled training updates."""
 
     def __init__(self) -> None:
-        self.found: OrderedDict[object, Recording] = OrderedDict()
+        self.by_key: OrderedDict[object, Recording] = OrderedDict()
         self.plain: dict[object, Any] = {}  # kinds of steps that keep the layout -> values
         self.sure: dict[object, Any] = {}  # kind, code that is correct for some shape -> values
 
@@ -101,7 +101,7 @@ class Refused(NamedTuple):
     seconds: float
 
 
-class Kept(Recordings, threading.local):
+class ThreadRecordings(Recordings, threading.local):
     """Thread-local cache of compiled training updates of the library's functions."""
 
     def __init__(self) -> None:
@@ -115,14 +115,14 @@ class Kept(Recordings, threading.local):
         self.rounds: float | None = None
 
 
-RECORDINGS = Kept()
+RECORDINGS = ThreadRecordings()
 
 
 def forget() -> None:
     """Delete all recorded and compiled training updates of this thread."""
     of = RECORDINGS
-    for kept in (of.found, of.plain, of.sure, of.compiled, of.nets, of.users, of.refused):
-        kept.clear()
+    for entries in (of.by_key, of.plain, of.sure, of.compiled, of.nets, of.users, of.refused):
+        entries.clear()
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def may_try(left: float) -> bool:
 class Recorder:
     """Runner of a training update that records its operations and replays them if possible."""
 
-    def __init__(self, name: str, values: tuple[Any, ...], whole: bool, noise: Noise) -> None:
+    def __init__(self, name: str, values: tuple[Any, ...], whole: bool, noise: NoiseSource) -> None:
         """Create a recorder for one kind of training update.
 
         Args:
@@ -166,29 +166,29 @@ class Recorder:
         self.kind, self.user = _kind(values)
         record = RECORDINGS.record
         self.is_on = not self.user if record is None else record
-        self.kept = Recordings() if self.user else RECORDINGS
+        self.store = Recordings() if self.user else RECORDINGS
         self.recording: Recording | None = None
         self.run: Callable[..., None] | None = None  # the recording, bound to these tensors
         self.touched: tuple[list[Tensor], ...] = ()
         self.passing: list[str] = []  # tensors of a batch that differ from step to step
         self.numbers: Callable[[], object] = list  # returns an optimizer's state except tensors
         self.reason = "" if self.is_on or record is False else USERS.format(self.user)
-        self.made = [0, 0]  # updates as written, and by a recording
+        self.counts = [0, 0]  # updates as written, and by a recording
         self.written = inf  # seconds of the fastest update as written
         if RECORDINGS.log is not None:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
         """Return whether this update's first step keeps parameters contiguous in memory."""
-        return self.is_on and self._first(params) in self.kept.plain
+        return self.is_on and self._first(params) in self.store.plain
 
     def begin(self, written: Callable[[], None], params: Tensors) -> None:
         """Run an update as written; remember whether it keeps parameters contiguous in memory."""
         self.time(written)
-        self.made[0] += self.is_on or bool(self.reason)
+        self.counts[0] += self.is_on or bool(self.reason)
         if all(p.is_contiguous() for p in params.values()):
-            self.kept.plain[self._first(params)] = self.values
-            shorten(self.kept.plain)
+            self.store.plain[self._first(params)] = self.values
+            shorten(self.store.plain)
 
     def _first(self, params: Tensors) -> object:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
@@ -207,24 +207,24 @@ class Recorder:
         `touched` returns the tensors of updates except the batch, the same until `forget`.
         """
         if not self.is_on:
-            self.made[0] += bool(self.reason)
+            self.counts[0] += bool(self.reason)
             self.time(written)
             if self.reason and pays(ahead, SAVED, BINDING + TRIALS * self.written):
                 self.reason = FASTER.format(self.user)
             return
-        found = self.recording or self._find(touched(), batch)
-        found.seen += 1
+        recording = self.recording or self._find(touched(), batch)
+        recording.seen += 1
         if self.run:
-            self.made[1] += 1
-            self._replay(found, batch)
+            self.counts[1] += 1
+            self._replay(recording, batch)
             return
-        self.made[0] += 1
-        seconds = self.written if found.written == inf else found.written
-        if found.reason or not (found.bind or self._is_worth_it(found, seconds, ahead)):
-            found.written = min(found.written, self.time(written))
+        self.counts[0] += 1
+        seconds = self.written if recording.written == inf else recording.written
+        if recording.reason or not (recording.bind or self._is_worth_it(recording, seconds, ahead)):
+            recording.written = min(recording.written, self.time(written))
         else:
-            self._compare(found, written, batch, seconds, self._left(found, ahead))
-        self.reason = found.reason
+            self._compare(recording, written, batch, seconds, self._left(recording, ahead))
+        self.reason = recording.reason
 
     def time(self, written: Callable[[], None]) -> float:
         """Run an update as written; return its seconds."""
@@ -234,76 +234,76 @@ class Recorder:
         self.written = min(self.written, seconds)
         return seconds
 
-    def _left(self, found: Recording, ahead: int) -> float:
+    def _left(self, recording: Recording, ahead: int) -> float:
         """Return how many updates like this one are expected, of which `ahead` in this phase."""
         rounds = RECORDINGS.rounds
-        return ahead + found.seen if rounds is None else ahead * max(1.0, rounds)
+        return ahead + recording.seen if rounds is None else ahead * max(1.0, rounds)
 
-    def _is_worth_it(self, found: Recording, seconds: float, ahead: int) -> bool:
+    def _is_worth_it(self, recording: Recording, seconds: float, ahead: int) -> bool:
         """Return whether to record an update that takes `seconds` as written."""
-        refused, left = RECORDINGS.refused.get(self.kind), self._left(found, ahead)
+        refused, left = RECORDINGS.refused.get(self.kind), self._left(recording, ahead)
         if refused and inf > seconds >= (1 - GAIN) * refused.seconds:
-            found.reason = refused.reason
+            recording.reason = refused.reason
             return False
         if self.kind not in RECORDINGS.compiled:
             return may_try(left) and pays(left, SAVED, COMPILING + TRIALS * seconds)
         # A user's functions are recorded again in every phase.
         return pays(ahead if self.user else left, SAVED, BINDING + TRIALS * seconds)
 
-    def _replay(self, found: Recording, batch: Batch) -> None:
+    def _replay(self, recording: Recording, batch: Batch) -> None:
         """Run an update by its recording; stop using one that is not faster."""
         assert self.run
         begin = clock()
-        noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.requested]
+        noise = [getattr(self.noise, kind)(*rest) for kind, *rest in recording.requested]
         self.run(*[getattr(batch, name) for name in self.passing], *noise)
-        if found.timed < TIMED:
-            found.timed += 1
-            found.replayed = min(found.replayed, clock() - begin)
-            if found.timed == TIMED and found.replayed > (1 - GAIN) * found.written:
-                self._refuse(found, KERNELS)
+        if recording.timed < TIMED:
+            recording.timed += 1
+            recording.replayed = min(recording.replayed, clock() - begin)
+            if recording.timed == TIMED and recording.replayed > (1 - GAIN) * recording.written:
+                self._refuse(recording, KERNELS)
                 self.run = None
 
-    def _refuse(self, found: Recording, reason: str) -> None:
+    def _refuse(self, recording: Recording, reason: str) -> None:
         """Run this update as written from now on, and all of its kind that take as long or longer.
 
         Kernels depend on the shape of an update, and other reasons on its code.
         """
-        self.reason = found.reason = reason
-        seconds = found.written if reason == KERNELS else 0.0
+        self.reason = recording.reason = reason
+        seconds = recording.written if reason == KERNELS else 0.0
         RECORDINGS.refused[self.kind] = Refused(self.values, reason, seconds)
         shorten(RECORDINGS.refused)
 
     def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
         """Return the recorded update for the shapes of given tensors; create it if missing."""
         self.touched = tuple(list(some.values()) for some in touched)
-        given = self._given(batch, [])
+        inputs = self._inputs(batch, [])
         names = [tuple(some) for some in touched]
-        key = self.kind, *names, laid_out([*given.bound, *given.passing])
-        kept = self.kept.found
-        found = self.recording = kept.setdefault(key, Recording(self.values))
-        kept.move_to_end(key)
-        shorten(kept)
-        if (size := sum(v.numel() * v.element_size() for v in given.moving)) > SMALL:
-            found.reason = f"its {size / 2**20:.0f} MiB take longer than Python"
-        self._start(found, given)
-        return found
+        key = self.kind, *names, laid_out([*inputs.bound, *inputs.passing])
+        recordings = self.store.by_key
+        recording = self.recording = recordings.setdefault(key, Recording(self.values))
+        recordings.move_to_end(key)
+        shorten(recordings)
+        if (size := sum(v.numel() * v.element_size() for v in inputs.moving)) > SMALL:
+            recording.reason = f"its {size / 2**20:.0f} MiB take longer than Python"
+        self._start(recording, inputs)
+        return recording
 
-    def _given(self, batch: Batch, noise: list[Tensor]) -> Given:
+    def _inputs(self, batch: Batch, noise: list[Tensor]) -> RecordingInputs:
         moving, placed, still = self.touched
         rows = {n: v for n in ROWS if (v := getattr(batch, n)) is not None}
         self.passing = [] if self.whole else [*rows]
         alike = [getattr(batch, n) for n in CLIENTS] + [*rows.values()] * self.whole
         others = [rows[n] for n in self.passing]
-        return Given(moving, placed, [*still, *alike], [*others, *noise])
+        return RecordingInputs(moving, placed, [*still, *alike], [*others, *noise])
 
-    def _start(self, found: Recording, given: Given) -> None:
+    def _start(self, recording: Recording, inputs: RecordingInputs) -> None:
         """Use a recording in the next updates if comparisons with normal runs have verified it."""
-        if found.bind and not found.reason and found.checked >= CHECKS:
-            self.run = found.bind(*given.bound)
+        if recording.bind and not recording.reason and recording.checked >= CHECKS:
+            self.run = recording.bind(*inputs.bound)
 
     def _compare(
         self,
-        found: Recording,
+        recording: Recording,
         written: Callable[[], None],
         batch: Batch,
         seconds: float,
@@ -321,55 +321,58 @@ class Recorder:
             copy.copy_(value)
         self.noise.noted, before = noted, self.numbers()
         try:
-            with ExitStack() as recording:
-                for mode in () if found.bind else (Reads(tape), tape):
-                    recording.enter_context(mode)
+            with ExitStack() as modes:
+                for mode in () if recording.bind else (Reads(tape), tape):
+                    modes.enter_context(mode)
                 begin = clock()
                 written()
                 taken = clock() - begin
         finally:
             self.noise.noted = None
         requested = [one for one, _ in noted]
-        given = self._given(batch, [value for _, value in noted])
+        inputs = self._inputs(batch, [value for _, value in noted])
         reason = ""
-        if found.bind:
-            found.written = min(found.written, taken)
-            if requested != found.requested:
+        if recording.bind:
+            recording.written = min(recording.written, taken)
+            if requested != recording.requested:
                 reason = "it draws other noise from update to update"
         elif not tape.reason and self.kind not in RECORDINGS.compiled:
-            found.written, cost = min(found.written, seconds), COMPILING + TRIALS / 2 * seconds
+            recording.written, cost = (
+                min(recording.written, seconds),
+                COMPILING + TRIALS / 2 * seconds,
+            )
             paying = (pays(left, seconds - tape.repeat(clock), cost) for _ in range(REPEATS))
             reason = "" if any(paying) else KERNELS
         if self.numbers() != before:
             reason = "its optimizer counts in Python"
-        found.requested = requested
+        recording.requested = requested
         try:
-            if not found.bind and not reason:
-                found.bind, code = compiled(tape, given)
-                found.code = self.kind, code
+            if not recording.bind and not reason:
+                recording.bind, code = compiled(tape, inputs)
+                recording.code = self.kind, code
                 RECORDINGS.compiled[self.kind] = self.values
                 shorten(RECORDINGS.compiled)
-            if found.bind:
-                found.bind(*given._replace(moving=copies).bound)(*given.passing)
-                if not all(map(equal, copies, given.moving)):
+            if recording.bind:
+                recording.bind(*inputs._replace(moving=copies).bound)(*inputs.passing)
+                if not all(map(equal, copies, inputs.moving)):
                     reason = OTHER_BITS
         except NotRecorded as error:
             reason = str(error)
         except (RuntimeError, TypeError, ValueError) as error:
             reason = f"an operation cannot be repeated: {error}"
         if reason:
-            self._refuse(found, reason)
-        found.checked += 1 if found.code not in self.kept.sure else CHECKS
-        if found.checked >= CHECKS and not found.reason:
-            self.kept.sure[found.code] = found.values
-            shorten(self.kept.sure)
-        self._start(found, given)
+            self._refuse(recording, reason)
+        recording.checked += 1 if recording.code not in self.store.sure else CHECKS
+        if recording.checked >= CHECKS and not recording.reason:
+            self.store.sure[recording.code] = recording.values
+            shorten(self.store.sure)
+        self._start(recording, inputs)
 
 
-def shorten(kept: dict[object, Any]) -> None:
-    """Delete the oldest entries of a dict with more than `KEPT` entries."""
-    while len(kept) > KEPT:
-        kept.pop(next(iter(kept)))
+def shorten(entries: dict[object, Any]) -> None:
+    """Delete the oldest entries of a dict with more than `MAX_RECORDINGS` entries."""
+    while len(entries) > MAX_RECORDINGS:
+        entries.pop(next(iter(entries)))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

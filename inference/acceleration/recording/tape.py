@@ -34,7 +34,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     options: dict[str, Any]
     out: Any
-    made: set[int]
+    created: set[int]
     read: set[int]
     written: set[int]
 
@@ -59,11 +59,11 @@ class Tape(TorchDispatchMode):
         out = op(*args, **options)
         if self.reason:
             return out
-        given = tensors((*args, *options.values()))
-        known = [args[i] if i < len(args) else options.get(name) for i, name in _written(op)]
-        groups = (tensors((out,)), given, tensors(known))
+        inputs = tensors((*args, *options.values()))
+        modified = [args[i] if i < len(args) else options.get(name) for i, name in _written(op)]
+        groups = (tensors((out,)), inputs, tensors(modified))
         self.calls.append(Call(op, args, options, out, *({storage(v) for v in g} for g in groups)))
-        self.reason = _obstacle(op, any(v.dtype == torch.bool for v in given[1:]))
+        self.reason = _obstacle(op, any(v.dtype == torch.bool for v in inputs[1:]))
         return out
 
     def repeat(self, clock: Callable[[], float]) -> float:
@@ -111,19 +111,19 @@ def _obstacle(op: Any, masked: bool) -> str:
 @cache
 def _written(op: Any) -> list[tuple[int, str]]:
     """Return positions and names of the arguments that an operation modifies in place."""
-    known = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
-    return [(i, name) for i, name, alias in known if alias is not None and alias.is_write]
+    arguments = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
+    return [(i, name) for i, name, alias in arguments if alias is not None and alias.is_write]
 
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among the given values, including those in nested lists and tuples."""
-    found = []
+    flat = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            flat.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors(value)
-    return found
+            flat += tensors(value)
+    return flat
 
 
 def storage(value: Tensor) -> int:

@@ -37,7 +37,7 @@ from pyrofl.tensors import Tensors
 
 # Local tensors: X X' [C, n, n], X A' [C, k n, out], <A, A> [C, k, k] and A_0 [C, out, in].
 GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
-APART = "rows/apart/"  # prefix of the differences of initial weights from A_0
+DIFFERENCES = "rows/apart/"  # prefix of the differences of initial weights from A_0
 CENTRE = "rows/centre"  # A_0 in the space, for a prior with a received centre
 
 
@@ -56,10 +56,15 @@ def first_layer(net: Network) -> FirstLayer | None:
     at, *again = (i for i, part in enumerate(base.parts) if part.names)
     if again:
         return None
-    own = {leaf: name for name, (leaf, _) in first.names.items()}
+    name_by_leaf = {leaf: name for name, (leaf, _) in first.names.items()}
     below, after = base.parts[:at], base.parts[at + 1 :]
     return FirstLayer(
-        own["weight"], net.shapes[own["weight"]], own.get("bias"), below, after, above
+        name_by_leaf["weight"],
+        net.shapes[name_by_leaf["weight"]],
+        name_by_leaf.get("bias"),
+        below,
+        after,
+        above,
     )
 
 
@@ -95,40 +100,42 @@ class InRows(NamedTuple):
         """Return inner products of the rows, and coefficients that represent the weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
-        apart = {n: local[n] for n in self.moving if not same(local[n], start)}
-        weights = [start, *(v - start for v in apart.values())]
+        differing = {n: local[n] for n in self.moving if not same(local[n], start)}
+        weights = [start, *(v - start for v in differing.values())]
         (many, wide), k, out = rows.shape[:2], len(weights), start.shape[1]
         gram = torch.bmm(rows, rows.mT).masked_fill_(hidden[:, None], 0)
-        outputs = torch.cat([made_of(rows, weight) for weight in weights], 1)
+        outputs = torch.cat([layer_outputs(rows, weight) for weight in weights], 1)
         outputs.view(many, k, wide, out).masked_fill_(hidden[:, None, :, None], 0)
         inner = rows.new_zeros(many, k, k)
         for i, j in self._crossed(k):
             inner[:, i, j] = dot(weights[i], weights[j])
-        found = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
+        coefficients = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
         if self.centre:
-            at_start = rows.new_tensor([1] + [0] * len(apart))
-            found[CENTRE] = at_start[None, :, None].expand(many, k, out)
+            at_start = rows.new_tensor([1] + [0] * len(differing))
+            coefficients[CENTRE] = at_start[None, :, None].expand(many, k, out)
         for name in self.moving:
-            found[name] = rows.new_zeros(many, 2 * wide + k, out)
-            found[name][:, 2 * wide] = 1
-            if name in apart:
-                found[name][:, 2 * wide + 1 + [*apart].index(name)] = 1
-        return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
+            coefficients[name] = rows.new_zeros(many, 2 * wide + k, out)
+            coefficients[name][:, 2 * wide] = 1
+            if name in differing:
+                coefficients[name][:, 2 * wide + 1 + [*differing].index(name)] = 1
+        return coefficients | {
+            f"{DIFFERENCES}{n}": v for n, v in zip(differing, weights[1:], strict=True)
+        }
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute the layer's weights after training from the data rows and their coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
-        apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
-        found = {n: rows.new_zeros(len(batch), 0) for n in local if ours(n)}
+        differences = [local[n] for n in (f"{DIFFERENCES}{m}" for m in self.moving) if n in local]
+        weights = {n: rows.new_zeros(len(batch), 0) for n in local if is_temporary(n)}
         for name in self.moving:
             moved, shares = local[name][:, :wide], local[name][:, 2 * wide :, :, None]
             weight = start * shares[:, 0] if self.decays else start
-            for k, other in enumerate(apart, 1):
+            for k, other in enumerate(differences, 1):
                 weight = torch.addcmul(weight, other, shares[:, k])
-            home = weight if apart else None  # then it is not a view of the start
-            found[name] = torch.baddbmm(weight, moved.mT, rows, out=home)
-        return found
+            home = weight if differences else None  # then it is not a view of the start
+            weights[name] = torch.baddbmm(weight, moved.mT, rows, out=home)
+        return weights
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
         """Return index pairs of initial weight matrices whose inner products the prior needs."""
@@ -151,21 +158,21 @@ class InRows(NamedTuple):
         prior = InRowsPrior(layer.name, layer.shape, local[INNER], tuple(self._crossed(many)))
 
         def run(w: Tensors, _: Tensor) -> Tensor:
-            given = prior.centre, prior, local[OUTPUTS], at, client, gram, *outputs
-            y, prior.half = RowProducts.apply(w[layer.name].squeeze(1), *given)
+            operands = prior.centre, prior, local[OUTPUTS], at, client, gram, *outputs
+            y, prior.half = RowProducts.apply(w[layer.name].squeeze(1), *operands)
             y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
 
-        known = {n: v for n, v in local.items() if not ours(n)}
+        persistent = {n: v for n, v in local.items() if not is_temporary(n)}
         if not self.centre:
-            return replace(model, forward=run), received, known
+            return replace(model, forward=run), received, persistent
         received = received | {self.centre: local[CENTRE]}
-        return replace(model, forward=run, change_site=prior), received, known
+        return replace(model, forward=run, change_site=prior), received, persistent
 
 
-def ours(name: str) -> bool:
+def is_temporary(name: str) -> bool:
     """Return whether a name is that of a temporary tensor, used to train by row coefficients."""
-    return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
+    return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(DIFFERENCES)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -173,14 +180,14 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
-def picked(known: Tensor, at: Tensor, client: Tensor) -> Tensor:
+def picked(table: Tensor, at: Tensor, client: Tensor) -> Tensor:
     """Return the entries of a tensor [C, n, ...] at row indices [C, B] of each client."""
-    rows = (at + client * known.shape[1]).flatten()
-    found: Tensor = known.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)
-    return found
+    rows = (at + client * table.shape[1]).flatten()
+    entries: Tensor = table.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)
+    return entries
 
 
-def made_of(rows: Tensor, weight: Tensor) -> Tensor:
+def layer_outputs(rows: Tensor, weight: Tensor) -> Tensor:
     """Return the layer's outputs [C, n, out] for rows [C, n, in] and its weight.
 
     An expanded weight is used once for all clients.
@@ -214,35 +221,40 @@ class RowProducts(torch.autograd.Function):
         n, ctx.gram, ctx.shape = gram.shape[2], gram, whole.shape
         ctx.rows = (at + client * whole.shape[1]).flatten()
         y = whole.view(-1, whole.shape[2]).index_select(0, ctx.rows + n).view(*at.shape, -1)
-        for k, known in enumerate(outputs):
-            y = torch.addcmul(y, known, whole[:, None, 2 * n + k])
-        ctx.apart = None
+        for k, output in enumerate(outputs):
+            y = torch.addcmul(y, output, whole[:, None, 2 * n + k])
+        ctx.difference = None
         if centre is None:
             return y, None
         moved = centre.shape[1] == whole.shape[1]
-        ctx.apart = whole - centre if moved else whole
-        ctx.along = ctx.apart[:, 2 * n :] if moved else whole[:, 2 * n :] - centre
-        half, own = dot(ctx.apart[:, :n], ctx.apart[:, n : 2 * n]), ctx.along[..., 0]
+        ctx.difference = whole - centre if moved else whole
+        ctx.along = ctx.difference[:, 2 * n :] if moved else whole[:, 2 * n :] - centre
+        half, coefficients = (
+            dot(ctx.difference[:, :n], ctx.difference[:, n : 2 * n]),
+            ctx.along[..., 0],
+        )
         for k in {i for i, _ in prior.crossed}:
-            half = half + 2 * own[:, k] * dot(ctx.apart[:, :n], every[:, k * n : k * n + n])
+            half = half + 2 * coefficients[:, k] * dot(
+                ctx.difference[:, :n], every[:, k * n : k * n + n]
+            )
         for i, j in prior.crossed:
-            half = half + own[:, i] * own[:, j] * prior.inner[:, i, j]
+            half = half + coefficients[:, i] * coefficients[:, j] * prior.inner[:, i, j]
         return y, half / 2
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to the row coefficients and the prior mean."""
         (grad, scale), n, centre = grads, ctx.gram.shape[2], None
-        if ctx.apart is None:
+        if ctx.difference is None:
             whole = grad.new_empty(ctx.shape)
             whole[:, :n], whole[:, 2 * n :] = 0, 0
             torch.bmm(ctx.gram.mT, grad, out=whole[:, n : 2 * n])
         else:
-            whole = scale[:, None, None] * ctx.apart
+            whole = scale[:, None, None] * ctx.difference
             whole[:, 2 * n :] = scale[:, None, None] * ctx.along
             centre = -whole if ctx.needs_input_grad[1] else None
         if ctx.needs_input_grad[0]:
             whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
-            if ctx.apart is not None:
+            if ctx.difference is not None:
                 whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
         return whole, centre, *(None for _ in range(ctx.shape[1] - 2 * n + 5))

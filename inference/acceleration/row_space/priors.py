@@ -43,9 +43,9 @@ class InRowsPrior:
 class SphericalInRows(Spherical):
     """Normal prior, with one scale per client, of weights represented by coefficients of rows."""
 
-    def __init__(self, fn: TorchDistribution, entries: int, known: InRowsPrior) -> None:
+    def __init__(self, fn: TorchDistribution, entries: int, row_prior: InRowsPrior) -> None:
         super().__init__(fn, 2)
-        self.known, self.numbers = known, entries
+        self.row_prior, self.numbers = row_prior, entries
 
     def distance(self, value: Tensor) -> Tensor:
         """Return half the squared distance of the weights from the center, divided by the variance.
@@ -53,8 +53,8 @@ class SphericalInRows(Spherical):
         It is the log density of the center minus that of the weights. The network
         has been run on the value before.
         """
-        assert self.known.half is not None
-        return self.known.half[:, None] / self.scale.square()
+        assert self.row_prior.half is not None
+        return self.row_prior.half[:, None] / self.scale.square()
 
     @property
     def entries(self) -> int:

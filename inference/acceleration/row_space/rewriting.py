@@ -29,8 +29,8 @@ LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"
 ENABLED = True  # benchmarks and tests compare with phases as written
 
 
-KNOWN: dict[object, tuple[object, Alternatives]] = {}
-KEPT = 256  # entries, which are used from round to round
+ALTERNATIVES_BY_PHASE: dict[object, tuple[object, Alternatives]] = {}
+MAX_PHASES = 256  # entries, which are used from round to round
 
 
 def alternatives(
@@ -45,12 +45,15 @@ def alternatives(
         return Alternatives((phase,), (phase,), 0)
     parts = method.model, method.guide, phase
     key = *map(id, parts), tuple(received), tuple(local), data.x.shape[1:], data.x.dtype
-    if key not in KNOWN:
+    if key not in ALTERNATIVES_BY_PHASE:
         phases, most = with_few_rows(method, phase, received, local, data) or ((phase,), 0)
-        if len(KNOWN) >= KEPT:
-            KNOWN.pop(next(iter(KNOWN)), None)
-        KNOWN[key] = parts, Alternatives((phase,), phases, most)  # stored parts keep their ids
-    return KNOWN[key][1]
+        if len(ALTERNATIVES_BY_PHASE) >= MAX_PHASES:
+            ALTERNATIVES_BY_PHASE.pop(next(iter(ALTERNATIVES_BY_PHASE)), None)
+        ALTERNATIVES_BY_PHASE[key] = (
+            parts,
+            Alternatives((phase,), phases, most),
+        )  # stored parts keep their ids
+    return ALTERNATIVES_BY_PHASE[key][1]
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,16 @@ def with_few_rows(
     network's outputs and perhaps a normal prior with one scale per client around received values.
     """
     steps = [move for move in phase.updates if isinstance(move, GradientStep)]
-    found = (reading(method, step, phase, received, local, data) for step in steps)
-    known = [one for one in found if one]
-    if not known or len(known) < len(phase.updates):
+    readings = (reading(method, step, phase, received, local, data) for step in steps)
+    supported = [one for one in readings if one]
+    if not supported or len(supported) < len(phase.updates):
         return None
-    layer, centre = known[0].layer, max(one.centre for one in known)
-    if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in known):
+    layer, centre = supported[0].layer, max(one.centre for one in supported)
+    if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in supported):
         return None
     names = weights_of(layer, local)
     moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
-    read = {n for one in known for n in one.reads}
+    read = {n for one in supported for n in one.reads}
     if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
         return None
     weights = len(moving) + max(len(moving), 1 + bool(centre))
@@ -103,7 +106,7 @@ def with_few_rows(
     decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
     rows = InRows(layer, moving, centre, decays)
     moves = tuple(replace(step, loss=shortened(step.loss, rows)) for step in steps)
-    blind = all(one.blind for one in known)
+    blind = all(one.blind for one in supported)
     short = ShortPhase(moves, phase.epochs, phase.batch, blind)
     return (Phase((rows.begin,)), short, Phase((rows.end,))), most
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.inference.posteriors.client_groups import grouped
-from pyrofl.inference.posteriors.draws import asked_of
+from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.models import pvi
@@ -58,7 +58,7 @@ def test_own_probabilities_of_a_u_shaped_density_are_integrated():
     data = pyrofl.Federation.from_arrays(sites)
     method = pvi.hierarchical(model, data, shared="m c")
     run = pyrofl.fit(method, data, rounds=3, progress=False)
-    asked = asked_of(method, {"seed": 0, "draws": 10})
+    asked = draws_specification(method, {"seed": 0, "draws": 10})
     groups = grouped(method, data, run.state, torch.arange(data.clients), asked)
     noise = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
     for group in groups:

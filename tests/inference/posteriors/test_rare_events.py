@@ -20,7 +20,7 @@ import pyrofl
 from pyrofl import Federation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.corrected import grouped
-from pyrofl.inference.posteriors.draws import asked_of
+from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.proposals import Listed
@@ -103,7 +103,10 @@ def test_marginal_likelihoods_are_exact_in_the_tails_of_the_list(run):
     far = torch.tensor([[0.0, 0.0], [0.0, 3.0], [2.0, 2.0], [-3.0, 2.0], [-3.0, -3.0]]).double()
     noise = far.repeat_interleave(size, 0)
     server, _ = listed.listed_at(noise)
-    state, asked = replace(run.state, server=server), asked_of(method, {"seed": 0, "draws": 10})
+    state, asked = (
+        replace(run.state, server=server),
+        draws_specification(method, {"seed": 0, "draws": 10}),
+    )
     (group,) = grouped(method, run.data, state, torch.arange(run.data.clients), asked)
     part = GroupWeighing(method, group, GuidedSites(method, group))
     terms = part.together(Listed(len(noise)).sample((len(noise),)), 8, 1)

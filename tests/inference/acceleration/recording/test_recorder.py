@@ -62,8 +62,8 @@ def at_once(monkeypatch) -> Iterator[None]:
 def every() -> list[Recording]:
     """Return all recordings, also those of a user's functions."""
     assert RECORDINGS.log is not None
-    kept = {id(one.kept): one.kept for one in RECORDINGS.log}
-    return [r for one in (RECORDINGS, *kept.values()) for r in one.found.values()]
+    kept = {id(one.store): one.store for one in RECORDINGS.log}
+    return [r for one in (RECORDINGS, *kept.values()) for r in one.by_key.values()]
 
 
 def made() -> list[Recording]:
@@ -86,7 +86,7 @@ def counted(monkeypatch) -> list[int]:
 
 def as_written(monkeypatch) -> None:
     monkeypatch.setattr(recorder, "pays", lambda *given: False)
-    RECORDINGS.found.clear()
+    RECORDINGS.by_key.clear()
 
 
 @pytest.mark.parametrize("chunk_size", others_slow([None, 1], [None]))
@@ -95,7 +95,7 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk_size, monkeypatch):
     method, data = METHODS[name](), toys.blobs()
     quick = list(federate(method, data, 2, chunk_size=chunk_size))
     assert made()
-    assert not any(r.reason for r in RECORDINGS.found.values())
+    assert not any(r.reason for r in RECORDINGS.by_key.values())
     as_written(monkeypatch)
     for one, other in zip(quick, federate(method, data, 2, chunk_size=chunk_size), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
@@ -231,9 +231,9 @@ def test_what_newcomers_record_serves_them_later(name):
     method, data = METHODS[name](), toys.blobs()
     states = federate(method, data, 3, check=False)
     next(states)
-    known = len(RECORDINGS.found)
+    known = len(RECORDINGS.by_key)
     for _ in states:  # whose first steps begin where rows do, and who come with state of their own
-        assert len(RECORDINGS.found) == known
+        assert len(RECORDINGS.by_key) == known
 
 
 def test_another_shape_of_known_code_is_compared_once(monkeypatch):
@@ -265,7 +265,7 @@ def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
     method, data = METHODS["pfedvem"](), toys.blobs()
     *_, whole = federate(method, data, 3)
     *_, half = federate(method, data, 1)
-    RECORDINGS.found.clear()
+    RECORDINGS.by_key.clear()
     *_, again = federate(method, data, 3, resume_from=half)
     toys.assert_same_round(again, whole, rtol=0, atol=0)
 
@@ -396,9 +396,9 @@ def test_large_steps_and_too_many_recordings_are_not_kept(monkeypatch):
     monkeypatch.setattr(recorder, "SMALL", 0)
     next(federate(METHODS["fedavg"](), toys.blobs(), 1))
     assert not made()
-    monkeypatch.setattr(recorder, "KEPT", 2)
+    monkeypatch.setattr(recorder, "MAX_RECORDINGS", 2)
     next(federate(METHODS["fedavg"](), toys.blobs(), 1))
-    assert len(RECORDINGS.found) <= 2 + 1
+    assert len(RECORDINGS.by_key) <= 2 + 1
 
 
 def test_a_user_is_told_what_is_recorded_and_why_not():
