@@ -74,9 +74,9 @@ class Masks:
                 than three clients, or another message of this round has been masked before.
         """
         (name,), number = reply["names"], reply["round"]
-        told = {n: v for n, v in reply.items() if not n.startswith(("loss/", "begun/"))}
+        masked = {n: v for n, v in reply.items() if not n.startswith(("loss/", "begun/"))}
         if not bool(reply["sends"].all()):
-            return told  # the message is empty, [0, ...]
+            return masked  # the message is empty, [0, ...]
         if len(keys) < FEWEST:
             raise ValueError(f"keys are of {len(keys)} clients; at least {FEWEST} are required")
         known(name, keys, "client")
@@ -98,8 +98,8 @@ class Masks:
                 mask = self._words(keys[other], about, len(words))
                 words = words + mask if name < other else words - mask
         kind = str(next(iter(message.values())).dtype).partition(".")[2]
-        told |= {"mask/step": step, "mask/type": kind}
-        return told | under(UP, _shaped(words, message))
+        masked |= {"mask/step": step, "mask/type": kind}
+        return masked | under(UP, _shaped(words, message))
 
     def _words(self, public: bytes, about: bytes, count: int) -> Words:
         """Return pseudorandom 64-bit words that only this and one other client can compute."""
@@ -148,12 +148,12 @@ def unmask(
             )
     step, kind, _ = about[0]
     total = {n: torch.stack([one[n] for one in each]).sum(0) for n in each[0]}  # mod 2^64
-    mine = under(UP, {n: _plain(v, step / len(names), kind) for n, v in total.items()})
+    shares = under(UP, {n: _plain(v, step / len(names), kind) for n, v in total.items()})
     plain = {
         name: {n: v for n, v in reply.items() if not n.startswith("mask/")}
         for name, reply in replies.items()
     }
-    return {name: reply | (mine if name in names else {}) for name, reply in plain.items()}
+    return {name: reply | (shares if name in names else {}) for name, reply in plain.items()}
 
 
 def _fixed(name: str, message: Tensors, step: float, clients: int) -> Words:

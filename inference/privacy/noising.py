@@ -115,12 +115,12 @@ def private(
             "would not protect; use pvi.hierarchical with Privacy(..., where='client')"
         )
     sums = Sums(poolable(method), promise.sampling.expected, privacy.max_weight, least=1.0)
-    told = summed(method, sums)
+    summing = summed(method, sums)
     if at_client:
-        return replace(told, metadata=replace(told.metadata, privacy=promise))
-    aggregate = replace(poolable(told), transform=bounds.clipped_of, noised=bounds.noisy)
-    metadata = replace(told.metadata, privacy=promise)
-    return replace(told, aggregate=aggregate, metadata=metadata)
+        return replace(summing, metadata=replace(summing.metadata, privacy=promise))
+    aggregate = replace(poolable(summing), transform=bounds.clipped_of, noised=bounds.noisy)
+    metadata = replace(summing.metadata, privacy=promise)
+    return replace(summing, aggregate=aggregate, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -151,17 +151,17 @@ class Bounds:
         that seed and the next number of `source`.
         """
         seed = self.privacy.seed
-        own = None if seed is None else generator("noise of privacy", seed, _number(source))
+        seeded = None if seed is None else generator("noise of privacy", seed, _number(source))
         more = 2**0.5 if pick(added, f"{WEIGHT}/*") else 1.0
-        found = Tensors()
+        noisy_sums = Tensors()
         for n in sorted(added):
             value, unit = added[n], 1.0 if matches(n, f"{WEIGHT}/*") else self.privacy.clip
-            if own is None:
+            if seeded is None:
                 drawn = secret_normals(value.shape)
             else:
-                drawn = torch.randn(value.shape, generator=own, dtype=torch.float64)
-            found[n] = value + (more * self.privacy.noise_multiplier * unit * drawn).to(value)
-        return found
+                drawn = torch.randn(value.shape, generator=seeded, dtype=torch.float64)
+            noisy_sums[n] = value + (more * self.privacy.noise_multiplier * unit * drawn).to(value)
+        return noisy_sums
 
     def protected(
         self, received: Tensors, message: Tensors, sources: Sequence[Generator]

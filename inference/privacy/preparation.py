@@ -23,15 +23,19 @@ def refuse_preparation(method: Method, data: Federation) -> None:
     if method.metadata.privacy is None:
         return
     for check in CHECKS:
-        if told := check(method, data):
-            raise ValueError(f"privacy bounds and adds noise to messages of rounds alone; {told}")
+        if reason := check(method, data):
+            raise ValueError(f"privacy bounds and adds noise to messages of rounds alone; {reason}")
 
 
 def _standardized(method: Method, data: Federation) -> str:
     """Return which columns were standardized, and what to do instead."""
     source = data.source
-    made = source.preparation if source else None
-    names = [column.name for column in made.columns if column.is_standardised] if made else []
+    preparation = source.preparation if source else None
+    names = (
+        [column.name for column in preparation.columns if column.is_standardised]
+        if preparation
+        else []
+    )
     if names:
         return (
             f"{listed(names)} of x were standardized by sums over the clients' rows; expected "
@@ -48,8 +52,12 @@ def _standardized(method: Method, data: Federation) -> str:
 
 def _filled(method: Method, data: Federation) -> str:
     """Return which columns have gaps filled by means, and what to do instead."""
-    made = data.source.preparation if data.source else None
-    names = [column.name for column in made.columns if column.filler is not None] if made else []
+    preparation = data.source.preparation if data.source else None
+    names = (
+        [column.name for column in preparation.columns if column.filler is not None]
+        if preparation
+        else []
+    )
     return (
         f"gaps of {listed(names)} were filled by means over the clients' rows; expected "
         "missing='error' or 'drop' (--missing drop), or gaps filled by constants"
@@ -60,8 +68,12 @@ def _filled(method: Method, data: Federation) -> str:
 
 def _categories(method: Method, data: Federation) -> str:
     """Return which columns have categories found in rows, and what to do instead."""
-    made = data.source.preparation if data.source else None
-    names = [column.name for column in made.columns if column.levels is not None] if made else []
+    preparation = data.source.preparation if data.source else None
+    names = (
+        [column.name for column in preparation.columns if column.levels is not None]
+        if preparation
+        else []
+    )
     return (
         f"the categories of {listed(names)} were collected from the clients' rows; expected a "
         "column of 0 and 1 for each category of a list known beforehand"
@@ -76,12 +88,12 @@ def _balanced(method: Method, data: Federation) -> str:
         return ""
     y, ones = data.y.cpu(), torch.ones(len(data.y), dtype=torch.float64)
     train = data.train[: data.clients]
-    found = of_classes("balanced", data.classes, y, train, ones)[y]
+    balanced = of_classes("balanced", data.classes, y, train, ones)[y]
     used = torch.cat(train)
     return (
         "class weights are balanced by counts over the clients' rows; expected weights known "
         "beforehand: with_class_weights({'NAME': 2.0}) (--class-weights NAME=2)"
-        if _alike(data.weights[used], found[used])
+        if _alike(data.weights[used], balanced[used])
         else ""
     )
 

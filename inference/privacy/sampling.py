@@ -15,12 +15,12 @@ def refuse_other_sampling(method: Method, clients: int, participation: Draw, see
     promise = method.metadata.privacy
     if promise is None:
         return
-    made, counted = sampling_of(participation, clients), promise.sampling
-    if promise.clients != clients or made != counted:
+    actual, counted = sampling_of(participation, clients), promise.sampling
+    if promise.clients != clients or actual != counted:
         raise ValueError(
             f"the method was made private for {promise.clients} clients with sampling "
             f"{counted.law!r} of {counted.expected:g}, but this server has {clients} clients and "
-            f"sampling {made.law!r} of {made.expected:g}; pass the same participation to both"
+            f"sampling {actual.law!r} of {actual.expected:g}; pass the same participation to both"
         )
     is_secret = seed.participation not in (seed.init, seed.noise)
     if promise.privacy.where == "server" and counted.law != "all" and not is_secret:

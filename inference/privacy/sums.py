@@ -51,20 +51,20 @@ class Sums:
     most: float = 1.0
     least: float = UNUSED
 
-    def told(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensors:
+    def contributions(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensors:
         """Return the clients' contributions to weighted sums, [C, ...], given their messages."""
-        values, found = self.aggregate.transform(server, message), Tensors()
+        values, contributions = self.aggregate.transform(server, message), Tensors()
         before = server | self.aggregate.transform(server, server)
         for names, patterns in self.aggregate.groups(values):
             weight = torch.ones_like(cohort.size)
             if not self._alike(patterns):
                 weight = _inner(self.aggregate.weights[patterns])(message, cohort) / self.most
                 if not self._is_total(patterns):
-                    found[self._name(patterns)] = weight
+                    contributions[self._name(patterns)] = weight
             for n in names:
                 old = 0.0 if self._is_total(patterns) else before.get(n, 0.0)
-                found[f"{SUM}/{n}"] = _times(weight, values[n] - old)
-        return found
+                contributions[f"{SUM}/{n}"] = _times(weight, values[n] - old)
+        return contributions
 
     def opened(self, server: Tensors, sums: Tensors) -> Tensors:
         """Return the next server state, given the sums of all clients' contributions."""
@@ -112,7 +112,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
         ValueError: if its server needs single messages; the message names the method.
     """
     aggregate = poolable(method)
-    mine, all_known = sums or Sums(aggregate), method.download is send_all
+    weighted_sums, is_complete = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Return the tensors that clients download, with those to subtract from messages."""
@@ -124,18 +124,20 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Return the clients' contributions to weighted sums, sent in place of their messages."""
-        own = {n: v for n, v in received.items() if all_known or not n.startswith(f"{AT}/")}
-        message = method.upload(own, local)
-        known = received if all_known else role(AT, received)
-        return mine.told(known, message, Cohort(local[IDS], local[SIZE]))
+        downloaded = {
+            n: v for n, v in received.items() if is_complete or not n.startswith(f"{AT}/")
+        }
+        message = method.upload(downloaded, local)
+        before = received if is_complete else role(AT, received)
+        return weighted_sums.contributions(before, message, Cohort(local[IDS], local[SIZE]))
 
     return replace(
         method,
-        download=send_all if all_known else download,
+        download=send_all if is_complete else download,
         phases=(*method.phases, Phase((count,))),
         upload=upload,
         aggregate=Aggregator(
-            {f"{SUM}/* {WEIGHT}/*": WeightedSum(uniform)}, server_step=mine.opened
+            {f"{SUM}/* {WEIGHT}/*": WeightedSum(uniform)}, server_step=weighted_sums.opened
         ),
         metadata=without_rules(method.metadata),
     )
@@ -160,17 +162,18 @@ def poolable(method: Method) -> Aggregator:
 def without_rules(metadata: Metadata) -> Metadata:
     """Return a method's metadata without validation rules and sizes of single client messages."""
     each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.tensors.items()}
-    kept = {
-        n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
+    unruled = {
+        n: tuple(f for f in facts if not isinstance(f, Rule | WireCost))
+        for n, facts in each.items()
     }
-    tensors = {n: own for n, own in kept.items() if own}
+    tensors = {n: facts for n, facts in unruled.items() if facts}
     return replace(metadata, tensors=tensors)
 
 
 def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:
     """Return the server tensors that match `names`, repeated for each client of a cohort."""
-    known = {n: v for n, v in server.items() if matches(n, names)}
-    return under(AT, spread_out(known, len(cohort.ids)))
+    tensors = {n: v for n, v in server.items() if matches(n, names)}
+    return under(AT, spread_out(tensors, len(cohort.ids)))
 
 
 def _inner(weight: Weight) -> Weight:

@@ -34,7 +34,7 @@ from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
 from pyrofl.inference.transport.requests import SENT_SEEDS, place, refuse_more_rounds
 from pyrofl.inference.transport.wire import (
-    ASKED,
+    EVALUATION_SETTINGS,
     Flat,
     InvalidRequestError,
     StateLostError,
@@ -48,7 +48,7 @@ from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
 FILE = "private.safetensors"
-OWN = rf"{FILE}|{weighing.FILE}|.*\.nc"  # files of the folder; others refuse it
+STATE_FILES = rf"{FILE}|{weighing.FILE}|.*\.nc"  # files of the folder; others refuse it
 
 
 def _losses(report: Tensors) -> Tensors:
@@ -97,8 +97,8 @@ class Client:
         refuse_preparation(self.at(0), data)
         self.metrics, self.min_scored_rows, self.rounds = metrics, min_scored_rows, rounds
         self.names = data.names[: data.clients]
-        self.file = None if state is None else prepare(state, holding=OWN) / FILE
-        self._own = {name: ClientRecord() for name in self.names}
+        self.file = None if state is None else prepare(state, holding=STATE_FILES) / FILE
+        self._records = {name: ClientRecord() for name in self.names}
         self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
         self._weighed: dict[str, Any] = {}  # see `weighing.weigh`
         self._read()
@@ -125,10 +125,12 @@ class Client:
             )
             if noisy and (before := self._replied(names, rounds + 1)) is not None:
                 return before
-            own = self._settled(order)
-            state = state_of(shard, rounds, received, own)
-            own_state = partial(current_states, method, shard, state, received, cohort, self.seed)
-            own = self._belonging(order, own, own_state)
+            records = self._settled(order)
+            state = state_of(shard, rounds, received, records)
+            client_state = partial(
+                current_states, method, shard, state, received, cohort, self.seed
+            )
+            records = self._belonging(order, records, client_state)
             reporters = cohort.ids.cpu()[reports]
             ids = cohort.ids.cpu()
             here = replace(method, download=as_sent(ids))
@@ -141,8 +143,8 @@ class Client:
                 now = sealed(row.tensors) if row else {}
                 waits = bool((reporters == i).any())  # others commit, as they send no message
                 change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
-                own[name] = replace(own[name], **change)
-            self._own |= own
+                records[name] = replace(records[name], **change)
+            self._records |= records
             answer = {
                 "names": names,
                 "round": rounds + 1,
@@ -168,21 +170,21 @@ class Client:
         """
         here, shard, state = self._deployed(question)
         rounds, place = state.number, column(question, "ids", len(named(question)), torch.long)
-        asked = {n: question[n] for n in ASKED if n in question}
-        wanted = asked.pop("metrics", None)
-        part = shard.test if asked.get("part", "test") == "test" else shard.train
-        about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
+        settings = {n: question[n] for n in EVALUATION_SETTINGS if n in question}
+        wanted = settings.pop("metrics", None)
+        part = shard.test if settings.get("part", "test") == "test" else shard.train
+        about = {"round": rounds, **{n: v for n, v in settings.items() if n != "metrics"}}
         least = self.min_scored_rows
         large = torch.tensor([least is not None and len(rows) >= least for rows in part])
         if not bool(large[place].any()):
             return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
-        found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
-        shared = large[found.ids]
-        wanted = found.values if wanted is None else wanted
-        scores = {n: v[shared] for n, v in found.values.items() if n in wanted}
-        names = tuple(shard.names[i] for i in found.ids[shared].tolist())
-        rows = found.rows[shared]
-        return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
+        scores = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **settings)
+        shared = large[scores.ids]
+        wanted = scores.values if wanted is None else wanted
+        sent_scores = {n: v[shared] for n, v in scores.values.items() if n in wanted}
+        names = tuple(shard.names[i] for i in scores.ids[shared].tolist())
+        rows = scores.rows[shared]
+        return {**about, "names": names, "rows": rows, **under("score", sealed(sent_scores))}
 
     @synchronized
     @checked
@@ -197,8 +199,10 @@ class Client:
         """
         with self._held():
             here, shard, state = self._deployed(request)
-            known = self._last_weights()
-            reply, self._weighed = weighing.weigh(here, shard, state, self.seed, request, known)
+            last_weights = self._last_weights()
+            reply, self._weighed = weighing.weigh(
+                here, shard, state, self.seed, request, last_weights
+            )
             if self.file is not None:
                 file = self.file.with_name(weighing.FILE)
                 checkpoint_file.write(file, self._about, self._weighed)
@@ -216,8 +220,8 @@ class Client:
             ValueError: as `weigh`.
         """
         here, shard, state = self._deployed(request)
-        known = self._last_weights()
-        return weighing.posterior(here, shard, state, self.seed, request, known)
+        last_weights = self._last_weights()
+        return weighing.posterior(here, shard, state, self.seed, request, last_weights)
 
     def _last_weights(self) -> dict[str, Any]:
         """Return the records of the last exchange of `weigh`, if there are any."""
@@ -257,15 +261,15 @@ class Client:
         cohort, shard, received = self._placed(question)
         rounds = number(question, "round")
         self._read()
-        own = self._settled(question)
-        state = state_of(shard, rounds, received, own)
+        records = self._settled(question)
+        state = state_of(shard, rounds, received, records)
         method = self.at(max(rounds - 1, 0))
         refuse_others(question, method)
 
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
         here = replace(method, download=as_sent(cohort.ids.cpu()), views=views)
-        own_state = partial(current_states, here, shard, state, received, cohort, self.seed)
-        self._belonging(question, own, own_state)
+        client_state = partial(current_states, here, shard, state, received, cohort, self.seed)
+        self._belonging(question, records, client_state)
         return here, shard, state
 
     @synchronized
@@ -279,13 +283,13 @@ class Client:
         with self._held():
             for name in names:
                 known(name, self.names, "client")
-                self._own[name] = ClientRecord()
+                self._records[name] = ClientRecord()
             self._write()
 
     def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
         """Raise InvalidRequestError if a request of a later round has already been answered."""
         for name in names:
-            if (last := self._own[name].round) > rounds:
+            if (last := self._records[name].round) > rounds:
                 raise InvalidRequestError(
                     f"{name}: a request of round {rounds} arrived after that of round {last}; "
                     "send requests in the order of rounds"
@@ -319,28 +323,28 @@ class Client:
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)
-        return {name: self._own[name].settled(last) for name, last in each}
+        return {name: self._records[name].settled(last) for name, last in each}
 
     def _belonging(
         self,
         order: Mapping[str, Any],
-        own: Mapping[str, ClientRecord],
-        own_state: Callable[[], Tensors],
+        records: Mapping[str, ClientRecord],
+        client_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
         """Return a request's client records; raise StateLostError if one is of another round."""
-        found = {}
+        confirmed = {}
         odd = {}
-        for name, last in zip(own, order["accepted"].tolist(), strict=True):
-            if own[name].merged != last:
+        for name, last in zip(records, order["accepted"].tolist(), strict=True):
+            if records[name].merged != last:
                 odd[name] = (
                     f"{name}: the server has aggregated its message of round {last}, but its state "
-                    f"here is of round {own[name].merged}"
+                    f"here is of round {records[name].merged}"
                 )
-            found[name] = replace(own[name], merged=last)
-        if odd and own_state():  # without client states, nothing can be lost
+            confirmed[name] = replace(records[name], merged=last)
+        if odd and client_state():  # without client states, nothing can be lost
             cure = "use the folder of that round, or reset these clients by forget"
             raise StateLostError(f"{'; '.join(odd.values())}; {cure}", list(odd))
-        return found
+        return confirmed
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -362,11 +366,11 @@ class Client:
         checkpoint_file.refuse_differences(
             f"the client states in {self.file}", content["method"], described(self.at(0))
         )
-        self._own = {name: ClientRecord(**found) for name, found in content["own"].items()}
+        self._records = {name: ClientRecord(**fields) for name, fields in content["own"].items()}
         self._sent = content["sent"]
 
     def _write(self) -> None:
         if self.file is not None:
-            own = {name: vars(own) for name, own in self._own.items()}
-            content = {"own": own, "sent": self._sent, "method": described(self.at(0))}
+            records = {name: vars(records) for name, records in self._records.items()}
+            content = {"own": records, "sent": self._sent, "method": described(self.at(0))}
             checkpoint_file.write(self.file, self._about, content)

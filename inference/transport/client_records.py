@@ -46,11 +46,11 @@ def as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
 
 
 def state_of(
-    shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
+    shard: Shard, rounds: int, server: Tensors, records: Mapping[str, ClientRecord]
 ) -> RoundState:
     """Build the previous round's state from received server tensors and stored client records."""
-    states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
-    for name, one in own.items():
+    states, seen = none(shard.clients, len(records)), torch.zeros(shard.clients, dtype=torch.bool)
+    for name, one in records.items():
         if one.mine is not None:
             at = torch.tensor([shard.names.index(name)])
             seen[at] = True

@@ -44,34 +44,36 @@ def reporter(
         The function. It raises CannotCorrect with the names of missing clients or machines.
     """
     names = server.roster.names
-    given = {name: (name,) for name in names} if holders is None else holders
-    absent = sorted(set(names) - {name for own in given.values() for name in own})
+    clients_by_holder = {name: (name,) for name in names} if holders is None else holders
+    absent = sorted(set(names) - {name for own in clients_by_holder.values() for name in own})
 
     def report(wanted: Request, exchange: int) -> tuple[Tensor, Tensor]:
         """Return log marginal likelihoods and their relative variances, [S, J] each."""
         reasons, noise, sets = dict.fromkeys(absent, "not connected"), wanted.noise, wanted.sets
-        found = torch.zeros(2, len(noise), len(names), dtype=torch.float64)
+        log_likelihoods = torch.zeros(2, len(noise), len(names), dtype=torch.float64)
         about = {"exchange": exchange, "sets": sets, "more": int(wanted.more)}
         columns = {"draws": torch.tensor(wanted.draws)}
         columns |= {"shared/noise": noise.expand(len(names), *noise.shape)}
-        requests = server.configure_posterior(given, about, columns, wanted.server)
+        requests = server.configure_posterior(clients_by_holder, about, columns, wanted.server)
         for _ in range(TRIES if not absent else 0):
             answers = send(requests)
             reasons = {}
             for holder in requests:
                 try:
-                    ids = [names.index(name) for name in given[holder]]
-                    found[:sets, :, ids] = _read(answers, holder, len(noise), sets, exchange)
+                    ids = [names.index(name) for name in clients_by_holder[holder]]
+                    log_likelihoods[:sets, :, ids] = _read(
+                        answers, holder, len(noise), sets, exchange
+                    )
                 except Exception as error:  # whatever a reply of others causes
                     reasons[holder] = plain(str(error), 2 * MOST_SHOWN)
             if not reasons:
-                return found[0], found[1]
+                return log_likelihoods[0], log_likelihoods[1]
             requests = {holder: requests[holder] for holder in reasons}
             if any(_refusal(answers.get(holder)) for holder in requests):
                 break  # a refusal stays one
-        told = "; ".join(f"{holder}: {why}" for holder, why in reasons.items())
+        reason_text = "; ".join(f"{holder}: {why}" for holder, why in reasons.items())
         raise CannotCorrect(
-            f"not all clients have sent their marginal likelihoods ({told})",
+            f"not all clients have sent their marginal likelihoods ({reason_text})",
             "connect all clients",
             advice="run the last exchange again with all clients",
         )
@@ -84,16 +86,20 @@ def reporter(
         exchange: int,
     ) -> Tensor:
         """Return the tensors of a reply, [sets, S, C]; raise ValueError if it is invalid."""
-        own = given[holder]
+        expected_names = clients_by_holder[holder]
         if holder not in answers:
             raise ValueError("no reply")
         answer = answers[holder]
         if why := _refusal(answer):
             raise ValueError(why)
-        got = named_by(holder, answer, given), number(answer, "round"), number(answer, "exchange")
-        if got != (expected := (tuple(own), server.state.number, exchange)):
+        got = (
+            named_by(holder, answer, clients_by_holder),
+            number(answer, "round"),
+            number(answer, "exchange"),
+        )
+        if got != (expected := (tuple(expected_names), server.state.number, exchange)):
             raise ValueError(f"its reply is of {got}; expected {expected}")
-        return _parts(tensors("up", answer), len(own), draws, sets)
+        return _parts(tensors("up", answer), len(expected_names), draws, sets)
 
     return report
 
@@ -116,33 +122,33 @@ def _parts(up: Tensors, clients: int, draws: int, sets: int) -> Tensor:
             shown = f"{value.dtype} {list(value.shape)}"
             raise ValueError(f"{n} is {shown}; expected torch.float64 {[clients, draws]}")
         parts.append(value.double().mT)
-    found = torch.stack(parts)
-    if bool((found.isnan() | (found == torch.inf)).any()):
+    stacked = torch.stack(parts)
+    if bool((stacked.isnan() | (stacked == torch.inf)).any()):
         raise ValueError("its reply has NaN or infinite numbers")
-    if bool((found[0] > MOST).any()):
-        raise ValueError(f"log_l is {float(found[0].max()):g}; expected at most {MOST:g}")
-    if not bool(found[0].isfinite().any(0).all()):
+    if bool((stacked[0] > MOST).any()):
+        raise ValueError(f"log_l is {float(stacked[0].max()):g}; expected at most {MOST:g}")
+    if not bool(stacked[0].isfinite().any(0).all()):
         raise ValueError("its log likelihood is not finite at any draw; expected finite numbers")
-    if bool((found[1:] < 0).any()):
-        raise ValueError(f"a variance is {float(found[1:].min()):g}; expected at least 0")
-    return found
+    if bool((stacked[1:] < 0).any()):
+        raise ValueError(f"a variance is {float(stacked[1:].min()):g}; expected at least 0")
+    return stacked
 
 
 def configure_draws(
-    server: Server, found: SharedDraws, holders: Mapping[str, Sequence[str]] | None = None
+    server: Server, shared_draws: SharedDraws, holders: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Flat]:
     """Return requests, for `Client.posterior`, of draws that belong to those of the shared sites.
 
     Args:
         server: the server after the last round.
-        found: draws of the shared sites.
+        shared_draws: draws of the shared sites.
         holders: as in `Server.configure_train`.
     """
-    count = len(next(iter(found.values.values())))
-    about: Flat = {"draws": count, "corrected": found.outcome}
+    count = len(next(iter(shared_draws.values.values())))
+    about: Flat = {"draws": count, "corrected": shared_draws.outcome}
     columns: Tensors = {}
-    if (weights := found.weights) is not None:
+    if (weights := shared_draws.weights) is not None:
         about |= {"pareto_k": float(weights.k), "importance_ess": float(weights.ess)}
-    if (chosen := found.chosen) is not None:
+    if (chosen := shared_draws.chosen) is not None:
         columns["shared/chosen"] = chosen.expand(server.roster.clients, -1)
     return server.configure_posterior(holders, about, columns)

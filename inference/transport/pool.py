@@ -43,7 +43,7 @@ class RemoteStates(Tables):
     @cached_property
     def tables(self) -> Tensors:
         """Client states by name, [J, ...], fetched from the workers at first access."""
-        return self.pool.kept(self.number)
+        return self.pool.fetch_states(self.number)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tables[name]
@@ -65,7 +65,7 @@ class Pool:
     def __init__(self, data: Federation, post: Actors) -> None:
         """Assign clients to workers; the workers are started when the `with` block is entered."""
         self.data, self.post = data, post
-        self.mine = assign_clients(data.sizes[: data.clients], post.workers)
+        self.ids_by_worker = assign_clients(data.sizes[: data.clients], post.workers)
         self.method: Method | None = None
         self.last: RemoteStates | None = None
         self.numbers = count()
@@ -73,7 +73,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         try:
-            self.post.hire([(shard(self.data, mine), mine) for mine in self.mine])
+            self.post.hire([(shard(self.data, ids), ids) for ids in self.ids_by_worker])
         except BaseException:
             self.post.close()
             raise
@@ -96,31 +96,33 @@ class Pool:
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()
-            for worker, mine in enumerate(self.mine):
-                seen, tables = request.state.seen[mine], cut(private, mine)
+            for worker, ids in enumerate(self.ids_by_worker):
+                seen, tables = request.state.seen[ids], cut(private, ids)
                 self.post.send(worker, "load", before.number, seen, sealed(tables))
         if request.method is not self.method:
-            for worker in range(len(self.mine)):
+            for worker in range(len(self.ids_by_worker)):
                 self.post.send(worker, "learn", request.method)
             self.method = request.method
         return PoolRound(self, request, before)
 
     def states(self) -> RemoteStates:
         """Create a numbered reference to client states that the worker processes store."""
-        made = RemoteStates(self, next(self.numbers))
-        self.held[made.number] = made
-        return made
+        remote_states = RemoteStates(self, next(self.numbers))
+        self.held[remote_states.number] = remote_states
+        return remote_states
 
-    def kept(self, number: int) -> Tensors:
+    def fetch_states(self, number: int) -> Tensors:
         """Fetch all clients' states, [J, ...], from the workers; zeros for untrained clients."""
-        tickets = [self.post.send(worker, "kept", number) for worker in range(len(self.mine))]
+        tickets = [
+            self.post.send(worker, "kept", number) for worker in range(len(self.ids_by_worker))
+        ]
         whole: Tensors = {}
-        for mine, ticket in zip(self.mine, tickets, strict=True):
+        for ids, ticket in zip(self.ids_by_worker, tickets, strict=True):
             for name, value in self.post.result(ticket).items():
                 if name not in whole:
                     shape = (self.data.clients, *value.shape[1:])
                     whole[name] = value.new_zeros(shape, device=self.data.device)
-                whole[name][mine] = value.to(self.data.device)
+                whole[name][ids] = value.to(self.data.device)
         return whole
 
 
@@ -135,7 +137,9 @@ class PoolRound(RunningRound):
     def __post_init__(self) -> None:
         ids = self.request.ids
         self.busy = [
-            w for w, mine in enumerate(self.pool.mine) if bool(torch.isin(mine, ids).any())
+            w
+            for w, worker_ids in enumerate(self.pool.ids_by_worker)
+            if bool(torch.isin(worker_ids, ids).any())
         ]
         self.waiting: deque[tuple[int, Any]] = deque()
 
@@ -166,10 +170,10 @@ class PoolRound(RunningRound):
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
         """End the round and return all clients' states; clients `back` keep their previous ones."""
-        made = self.pool.last = self.pool.states()
-        for worker in range(len(self.pool.mine)):
-            self.pool.post.send(worker, "close", self.before.number, made.number, back)
-        return made
+        states = self.pool.last = self.pool.states()
+        for worker in range(len(self.pool.ids_by_worker)):
+            self.pool.post.send(worker, "close", self.before.number, states.number, back)
+        return states
 
 
 def on_device(reply: Reply, device: torch.device) -> Reply:

@@ -78,7 +78,7 @@ class Actors:
 
     def __init__(self, workers: int, device: torch.device) -> None:
         """Store the number and device type of the workers, without starting them."""
-        self.workers, self.device, self.own = workers, device, False
+        self.workers, self.device, self.has_started_ray = workers, device, False
         self.actors: list[Any] = []
 
     def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
@@ -86,14 +86,14 @@ class Actors:
         import ray
 
         if not ray.is_initialized():
-            self.own = True
+            self.has_started_ray = True
             _start(self.workers, self.device)
         gpu = self.device.type != "cpu"
         actor = ray.remote(Actor).options(num_cpus=0 if gpu else 1, num_gpus=1 if gpu else 0)
         threads = max(1, torch.get_num_threads() // self.workers)
         how = sys.path, threads, torch.get_default_dtype(), self.device.type
         self.actors = [actor.remote(*how) for _ in each]
-        for ticket in [self._call(w, "hold", *given) for w, given in enumerate(each)]:
+        for ticket in [self._call(w, "hold", *arguments) for w, arguments in enumerate(each)]:
             self.result(ticket)
 
     def share(self, value: Any) -> Any:
@@ -102,14 +102,14 @@ class Actors:
 
         return ray.put(value)
 
-    def send(self, worker: int, what: str, *given: Any) -> Ticket:
+    def send(self, worker: int, what: str, *arguments: Any) -> Ticket:
         """Call a function of a worker asynchronously, and return the pending call."""
-        return self._call(worker, "call", what, *given)
+        return self._call(worker, "call", what, *arguments)
 
-    def _call(self, worker: int, what: str, *given: Any) -> Ticket:
+    def _call(self, worker: int, what: str, *arguments: Any) -> Ticket:
         if not self.actors:
             raise ChildProcessError(f"the client states were at workers that have ended{CURE}")
-        return Ticket(worker, getattr(self.actors[worker], what).remote(*given))
+        return Ticket(worker, getattr(self.actors[worker], what).remote(*arguments))
 
     def result(self, ticket: Ticket) -> Any:
         """Return the result of a pending call; raise ChildProcessError if its worker died."""
@@ -140,7 +140,7 @@ class Actors:
         actors, self.actors = self.actors, []
         for actor in actors:
             ray.kill(actor)
-        if self.own:
+        if self.has_started_ray:
             ray.shutdown()
 
 
@@ -199,10 +199,10 @@ class Actor:
         torch.set_default_dtype(dtype)
         self.device = device
 
-    def hold(self, data: Federation, mine: Tensor) -> None:
+    def hold(self, data: Federation, ids: Tensor) -> None:
         """Create this process's worker, with the data and ids of its clients."""
-        self.worker = Worker(data, mine, self.device)
+        self.worker = Worker(data, ids, self.device)
 
-    def call(self, what: str, *given: Any) -> Any:
+    def call(self, what: str, *arguments: Any) -> Any:
         """Call the worker's method `what`, and return its result."""
-        return getattr(self.worker, what)(*given)
+        return getattr(self.worker, what)(*arguments)

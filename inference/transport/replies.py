@@ -46,21 +46,21 @@ class ReplyParser:
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
         """Return all valid training replies, and a text "name: reason" for each invalid one."""
-        found, refused, known_ids = list[Reply](), list[str](), set[int]()
+        valid, refused, used_ids = list[Reply](), list[str](), set[int]()
         for holder in sorted(replies):
             try:
                 reply = self._reply(holder, replies[holder])
-                mine = set(reply.report["ids"].tolist())
-                if mine & known_ids:
+                reply_ids = set(reply.report["ids"].tolist())
+                if reply_ids & used_ids:
                     raise ValueError(
                         "it replies for clients with another reply; expected one reply per client"
                     )
             except Exception as error:  # whatever a reply of others causes
                 refused.append(f"{plain(holder, SHORT)}: {plain(str(error), 2 * MOST_SHOWN)}")
                 continue
-            known_ids |= mine
-            found.append(reply)
-        return _alike(found), refused
+            used_ids |= reply_ids
+            valid.append(reply)
+        return _alike(valid), refused
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
         """Parse the reply of one machine; raise ValueError if it is invalid."""
@@ -77,14 +77,17 @@ class ReplyParser:
             raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MOST_STEPS:,}")
         message = tensors("up", flat)
         cohort = self.roster.cohort(ids[sends])
-        found = self._inspected(message, cohort) if len(cohort.ids) else []
-        own = dict(zip(_at(sends), found, strict=True))
+        errors = self._inspected(message, cohort) if len(cohort.ids) else []
+        error_by_position = dict(zip(_at(sends), errors, strict=True))
         silent = torch.isin(ids, self.reporters) & ~sends
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
-        told = [self._of(names[c], reason) for c, reason in enumerate(reasons)]
-        every = [reason or (own | missing).get(c, "") for c, reason in enumerate(told)]
-        good = [c for c in own if not every[c]]
-        row = torch.tensor([list(own).index(c) for c in good], dtype=torch.long)
+        client_reasons = [self._of(names[c], reason) for c, reason in enumerate(reasons)]
+        every = [
+            reason or (error_by_position | missing).get(c, "")
+            for c, reason in enumerate(client_reasons)
+        ]
+        good = [c for c in error_by_position if not every[c]]
+        row = torch.tensor([list(error_by_position).index(c) for c in good], dtype=torch.long)
         letter = cut(message, row) if good else {}
         up = torch.zeros(len(ids), dtype=torch.long)
         up[good] = self.method.message_bytes(letter) if letter else 0
@@ -108,34 +111,34 @@ class ReplyParser:
         measured = {n: v for n, v in message.items() if is_measured(v)}
         single = inspect(message, {}, cohort, names, self.method.rules)
         large = inspect(measured, {}, cohort, names, [("*", MODERATE)])
-        found = [one or other for one, other in zip(single, large, strict=True)]
-        good = [c for c, reason in enumerate(found) if not reason]
+        errors = [one or other for one, other in zip(single, large, strict=True)]
+        good = [c for c, reason in enumerate(errors) if not reason]
         row = torch.tensor(good, dtype=torch.long)
         for _, rule in of_kind(self.method.metadata.tensors, JointRule) if good else ():
             some = self.roster.cohort(cohort.ids[row])
             holds = rule.validate_message(self.server, cut(message, row), some)
             for c in (c for c, held in zip(good, holds, strict=True) if not held):
-                found[c] = f"{names[int(cohort.ids[c])]}: {rule.text}"
-        return found
+                errors[c] = f"{names[int(cohort.ids[c])]}: {rule.text}"
+        return errors
 
     def _of(self, name: str, reason: str) -> str:
         """Return a client's own reason for rejecting its message, in one line with its name."""
-        told = plain(reason)
-        return told if not told or told.startswith(f"{name}: ") else f"{name}: {told}"
+        text = plain(reason)
+        return text if not text or text.startswith(f"{name}: ") else f"{name}: {text}"
 
     def _losses(self, flat: Mapping[str, Any], count: int, good: Tensor) -> Tensors:
         """Return the losses in a reply by name, with one value per client, [C]."""
         steps = (u for phase in self.method.phases for u in phase.updates)
-        known_names = {u.names for u in steps if isinstance(u, GradientStep)}
-        found = Tensors()
+        step_names = {u.names for u in steps if isinstance(u, GradientStep)}
+        losses = Tensors()
         for what in ("loss", "begun"):
             for n in tensors(what, flat):
-                known(n, tuple(known_names), f"{what} of")
+                known(n, tuple(step_names), f"{what} of")
                 value = column(flat, f"{what}/{n}", count, self.roster.dtype)
                 if what == "loss" and not bool(value[good].isfinite().all()):
                     raise ValueError(f"its loss of {n} is not finite; expected finite numbers")
-                found[f"{what}/{n}"] = torch.where(value.isfinite(), value, torch.nan)
-        return found
+                losses[f"{what}/{n}"] = torch.where(value.isfinite(), value, torch.nan)
+        return losses
 
 
 class Received(RunningRound):
@@ -173,9 +176,9 @@ def of_one_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, list
 
 def is_confirmed(form: Form, replies: Sequence[Reply], state: RoundState) -> bool:
     """Return whether a form is that of the last round, or of most of several clients."""
-    own = sum(reply.reasons.count("") for reply in replies if reply.form == form)
+    num_of_form = sum(reply.reasons.count("") for reply in replies if reply.form == form)
     every = sum(reply.reasons.count("") for reply in replies)
-    return form == form_of(state.message) or (own > 1 and 2 * own > every)
+    return form == form_of(state.message) or (num_of_form > 1 and 2 * num_of_form > every)
 
 
 def nothing(state: RoundState) -> Reply:

@@ -18,30 +18,30 @@ SENT_SEEDS = ("init", "noise")  # that of participation stays at the server: see
 
 def refuse_more_rounds(order: Mapping[str, Any], rounds: int | None) -> None:
     """Raise InvalidRequestError for a request of a round after the last one that is allowed."""
-    if rounds is not None and (asked := number(order, "round")) > rounds:
+    if rounds is not None and (requested := number(order, "round")) > rounds:
         raise InvalidRequestError(
-            f"a request is of round {asked}, but this client takes part in {rounds} rounds; raise "
-            "its number of rounds to continue"
+            f"a request is of round {requested}, but this client takes part in {rounds} rounds; "
+            "raise its number of rounds to continue"
         )
 
 
 def place(order: Mapping[str, Any], data: Federation, seed: Seeds) -> tuple[Cohort, Shard, Tensors]:
     """Return a request's clients, their rows in the server's order, and received tensors."""
-    own = data.names[: data.clients]
+    local_names = data.names[: data.clients]
     names = named(order)
     ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
     clients = number(order, "clients")
     for what in SENT_SEEDS:
-        if (found := number(order, f"seed/{what}")) != (mine := getattr(seed, what)):
+        if (sent_seed := number(order, f"seed/{what}")) != (local_seed := getattr(seed, what)):
             raise InvalidRequestError(
-                f"seed of {what} is {mine}, but {found} at the server; use the same seed"
+                f"seed of {what} is {local_seed}, but {sent_seed} at the server; use the same seed"
             )
     none = data.train[0][:0]
     train, test, labels = [none] * clients, [none] * clients, [""] * clients
     for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
-        if name not in own:
+        if name not in local_names:
             raise InvalidRequestError(
-                f"a request is for {name!r}, but the clients here are {', '.join(own)}"
+                f"a request is for {name!r}, but the clients here are {', '.join(local_names)}"
             )
         if not 0 <= i < clients:
             raise InvalidRequestError(f"{name} has id {i}; expected 0 to {clients - 1}")

@@ -14,7 +14,7 @@ from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.transport.wire import (
-    ASKED,
+    EVALUATION_SETTINGS,
     MOST_SHOWN,
     SHORT,
     Flat,
@@ -62,27 +62,27 @@ class ScoreParser:
         Raises:
             ValueError: if no reply has valid scores; the message has the reasons.
         """
-        found, refused = list[ScoreReply](), list[str]()
+        valid, refused = list[ScoreReply](), list[str]()
         for holder in sorted(answers):
             try:
-                found.append(self._reply(holder, answers[holder]))
+                valid.append(self._reply(holder, answers[holder]))
             except Exception as error:  # whatever a reply of others causes
                 refused.append(f"{plain(holder, SHORT)}: {plain(str(error), 2 * MOST_SHOWN)}")
-        found, about = self._of_one_evaluation(found, refused)
-        found, metrics = _with_metrics(found, refused)
-        if not found:
-            told = f": {'; '.join(refused)}" if refused else ""
+        valid, about = self._of_one_evaluation(valid, refused)
+        valid, metrics = _with_metrics(valid, refused)
+        if not valid:
+            reasons = f": {'; '.join(refused)}" if refused else ""
             raise ValueError(
-                f"no client has replied with valid scores{told}; expected at least one reply with "
+                f"no client has replied with valid scores{reasons}; expected at least one reply with "
                 "scores"
             )
-        return self._scores(found, about, metrics, refused)
+        return self._scores(valid, about, metrics, refused)
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> ScoreReply:
         """Parse the reply of one machine; raise ValueError if it is invalid."""
         names = named_by(holder, flat, self.holders)
         about: Flat = {"round": number(flat, "round")}
-        for n in ASKED:
+        for n in EVALUATION_SETTINGS:
             if n in flat and n != "metrics":
                 about[n] = number(flat, n) if n == "draws" else _text(flat, n)
         EvaluationSpec.of({n: v for n, v in about.items() if n != "round"})
@@ -96,11 +96,11 @@ class ScoreParser:
                 raise ValueError(f"{name} has {count:,} {part} rows; expected {valid}")
         largest = 1e100 if self.roster.dtype == torch.float64 else 1e31  # so that means are finite
         values = {n: _numbers(flat, n, len(names)) for n in tensors_of("score", flat)}
-        for n, own in values.items():
+        for n, client_values in values.items():
             low, high = RANGES.get(n, (-torch.inf, torch.inf))
             if n == "nll" and "accuracy" in values:
                 low = 0.0
-            for name, value in zip(names, own, strict=True):
+            for name, value in zip(names, client_values, strict=True):
                 if not (isfinite(value) and low - ROUNDING <= value <= high + ROUNDING):
                     raise ValueError(f"{n} of {name} is {value:g}; expected {_range(low, high)}")
                 if abs(value) > largest:
@@ -108,28 +108,32 @@ class ScoreParser:
         return ScoreReply(holder, about, names, rows, values)
 
     def _of_one_evaluation(
-        self, found: list[ScoreReply], refused: list[str]
+        self, replies: list[ScoreReply], refused: list[str]
     ) -> tuple[list[ScoreReply], Flat]:
         """Return the replies to the requested evaluation, or if none is known to that of most."""
-        asked = [one.about for one in found if one.about in self.questions or not self.questions]
+        requested = [
+            one.about for one in replies if one.about in self.questions or not self.questions
+        ]
         usual = self.questions[-1] if self.questions else {}
         about = max(
-            asked, key=lambda it: _clients(found, lambda one: one.about == it), default=usual
+            requested, key=lambda it: _clients(replies, lambda one: one.about == it), default=usual
         )
-        for one in found:
+        for one in replies:
             if one.about != about:
                 refused.append(f"{one.holder}: replies to {one.about}; expected replies to {about}")
-        return [one for one in found if one.about == about], about
+        return [one for one in replies if one.about == about], about
 
     def _scores(
         self,
-        found: Sequence[ScoreReply],
+        replies: Sequence[ScoreReply],
         about: Flat,
         metrics: Sequence[str],
         refused: Sequence[str],
     ) -> Scores:
         """Combine valid replies, ordered by client."""
-        places = [(self.roster.names.index(n), r, c) for r in found for c, n in enumerate(r.names)]
+        places = [
+            (self.roster.names.index(n), r, c) for r in replies for c, n in enumerate(r.names)
+        ]
         places.sort(key=lambda place: place[0])
         dtype = self.roster.dtype
         return Scores(
@@ -150,26 +154,26 @@ ROUNDING = 1e-3  # of a score that is at the end of its range
 
 
 def _with_metrics(
-    found: list[ScoreReply], refused: list[str]
+    replies: list[ScoreReply], refused: list[str]
 ) -> tuple[list[ScoreReply], list[str]]:
     """Return the replies with all metrics that more than half of the clients sent, and these."""
-    found = [one for one in found if one.names]
-    every = list(dict.fromkeys(n for one in found for n in one.values))
-    clients = _clients(found, lambda one: True)
-    senders = {n: [one for one in found if n in one.values] for n in every}
+    replies = [one for one in replies if one.names]
+    every = list(dict.fromkeys(n for one in replies for n in one.values))
+    clients = _clients(replies, lambda one: True)
+    senders = {n: [one for one in replies if n in one.values] for n in every}
     common = [n for n in every if 2 * _clients(senders[n], lambda one: True) > clients]
-    for one in found:
+    for one in replies:
         if not one.values:
             refused.append(f"{one.holder}: it sends rows without scores; expected both")
         elif lacking := [n for n in common if n not in one.values]:
-            told = f"{one.holder}: it sends no {lacking[0]}; expected all metrics of most clients"
-            refused.append(told)
-    return [one for one in found if one.values and not {*common} - {*one.values}], common
+            reason = f"{one.holder}: it sends no {lacking[0]}; expected all metrics of most clients"
+            refused.append(reason)
+    return [one for one in replies if one.values and not {*common} - {*one.values}], common
 
 
-def _clients(found: Sequence[ScoreReply], which: Callable[[ScoreReply], bool]) -> int:
+def _clients(replies: Sequence[ScoreReply], which: Callable[[ScoreReply], bool]) -> int:
     """Return the number of clients in those replies that satisfy a condition."""
-    return sum(len(one.names) for one in found if which(one))
+    return sum(len(one.names) for one in replies if which(one))
 
 
 def _numbers(flat: Mapping[str, Any], metric: str, count: int) -> list[float]:

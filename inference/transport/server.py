@@ -88,7 +88,7 @@ class Server:
         self.file = None if state is None else prepare(state, holding=FILE) / FILE
         self.accepted = torch.zeros(self.roster.clients, dtype=torch.long)
         # Who answers for whom, and the evaluations that were requested.
-        self._holders = dict.fromkeys(("train", "evaluate"), self._given(None))
+        self._holders = dict.fromkeys(("train", "evaluate"), self._clients_by_holder(None))
         self._questions: list[Flat] = []
         self.state = first(self.at(0), self.roster, self.seed)
         if self.file is not None and self.file.exists():
@@ -110,7 +110,7 @@ class Server:
         method, number = self.at(self.state.number), self.state.number
         reporters, ids = self._called(method)
         about = {"round": number + 1}
-        self._holders["train"] = self._given(holders)
+        self._holders["train"] = self._clients_by_holder(holders)
         return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, reporters)})
 
     @synchronized
@@ -148,14 +148,14 @@ class Server:
         )
         read, refused = parser.read(replies)
         while True:
-            form, kept = of_one_form(read or [nothing(state)], state)
+            form, same_form = of_one_form(read or [nothing(state)], state)
             try:
-                after, back = self._round(method, ids, reporters, kept)
+                after, back = self._round(method, ids, reporters, same_form)
                 break
             except ValueError as error:
-                if is_confirmed(form, kept, state):
+                if is_confirmed(form, same_form, state):
                     raise
-                senders = [i for one in kept for i in one.sender.ids.tolist()]
+                senders = [i for one in same_form for i in one.sender.ids.tolist()]
                 why = plain(str(error), 2 * MOST_SHOWN)
                 refused += [f"{self.roster.names[i]}: {why}" for i in senders]
                 read = [reply for reply in read if reply.form != form]
@@ -205,10 +205,10 @@ class Server:
         method = self.at(max(self.state.number - 1, 0))
         with self._held():
             with calling("reset_clients"):
-                made = method.metadata.reset_clients(
+                server_state = method.metadata.reset_clients(
                     dict(self.state.server), self.roster.cohort(ids)
                 )
-            server = to_data(as_tensors("what reset_clients returns", made), self.roster)
+            server = to_data(as_tensors("what reset_clients returns", server_state), self.roster)
             self.accepted = self.accepted.index_fill(0, ids, 0)
             self.state = replace(self.state, server=server, seen=self.accepted > 0)
 
@@ -247,7 +247,7 @@ class Server:
         self._questions.append({**about})
         about |= {} if metrics is None else {"metrics": tuple(metrics)}
         ids = torch.arange(self.roster.clients)
-        self._holders["evaluate"] = self._given(holders)
+        self._holders["evaluate"] = self._clients_by_holder(holders)
         return self._sheets(method.deployed(view), ids, holders, about, {})
 
     @checked
@@ -305,29 +305,29 @@ class Server:
             return
         with locked(self.file.parent):
             if self.file.exists():
-                found = checkpoint_file.read(self.file, self._about)
-                if found["round"] != (mine := self.state.number) or not torch.equal(
-                    found["accepted"], self.accepted
+                saved = checkpoint_file.read(self.file, self._about)
+                if saved["round"] != (current_round := self.state.number) or not torch.equal(
+                    saved["accepted"], self.accepted
                 ):
                     raise ValueError(
-                        f"{self.file} has round {found['round']} of another server, but this one "
-                        f"is at round {mine}; use one folder per server"
+                        f"{self.file} has round {saved['round']} of another server, but this one "
+                        f"is at round {current_round}; use one folder per server"
                     )
             yield
             content = self.checkpoint | {"method": described(self.at(0))}
             checkpoint_file.write(self.file, self._about, content)
 
-    def _take_up(self, found: Mapping[str, Any]) -> None:
+    def _take_up(self, content: Mapping[str, Any]) -> None:
         """Restore the server's state from a checkpoint."""
         checkpoint_file.refuse_differences(
-            f"checkpoint {self.file}", found["method"], described(self.at(0))
+            f"checkpoint {self.file}", content["method"], described(self.at(0))
         )
-        self.accepted = found["accepted"].clone()
+        self.accepted = content["accepted"].clone()
         self.state = replace(
             self.state,
-            number=found["round"],
-            server={n: v.clone() for n, v in role("state", found).items()},
-            message={n: v.clone() for n, v in role("form", found).items()},
+            number=content["round"],
+            server={n: v.clone() for n, v in role("state", content).items()},
+            message={n: v.clone() for n, v in role("form", content).items()},
             seen=self.accepted > 0,
         )
 
@@ -364,22 +364,27 @@ class Server:
         about |= agreed(self.at(max(int(about["round"]) - 1, 0)))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
-        for holder, own in self._given(holders).items():
-            if some := [name for name in own if name in place]:
+        for holder, client_names in self._clients_by_holder(holders).items():
+            if some := [name for name in client_names if name in place]:
                 at = torch.tensor([place[name] for name in some])
                 sheets[holder] = about | {"names": tuple(some)} | sealed(cut(table, at))
         return sheets
 
-    def _given(self, holders: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
+    def _clients_by_holder(
+        self, holders: Mapping[str, Sequence[str]] | None
+    ) -> dict[str, tuple[str, ...]]:
         """Return each machine's clients, by default one client each; raise ValueError if unknown.
 
         A reply is only read if it is of clients of its sender.
         """
         names = self.roster.names
-        given = {name: (name,) for name in names} if holders is None else holders
-        for name in names_of("clients of holders", [n for own in given.values() for n in own]):
+        clients_by_holder = {name: (name,) for name in names} if holders is None else holders
+        for name in names_of(
+            "clients of holders",
+            [n for client_names in clients_by_holder.values() for n in client_names],
+        ):
             known(name, names, "client")
-        return {holder: tuple(own) for holder, own in given.items()}
+        return {holder: tuple(client_names) for holder, client_names in clients_by_holder.items()}
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
         """Return the bytes sent to each client, [J], with 0 for clients that do not train."""

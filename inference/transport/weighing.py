@@ -60,7 +60,7 @@ def weigh(
     state: RoundState,
     seed: Seed,
     request: Mapping[str, Any],
-    known: Weighed,
+    records: Weighed,
 ) -> tuple[Flat, Weighed]:
     """Return the clients' reply to a request of `correction.reporter`, and their new records.
 
@@ -70,7 +70,7 @@ def weigh(
         state: the round.
         seed: seed of the run.
         request: the request.
-        known: records of the exchange before, or of this one if it is repeated.
+        records: records of the exchange before, or of this one if it is repeated.
 
     Raises:
         InvalidRequestError: if there are no records of the exchange before, or the method sends
@@ -82,31 +82,31 @@ def weigh(
     more = bool(number(request, "more"))
     ids, draws = (column(request, n, len(names), torch.long) for n in ("ids", "draws"))
     noise = tensors("shared", request)["noise"][0].double()
-    before = _before(names, state.number, at, known) if at else {}
-    asked = EvaluationSpec(model=request["model"], seed=seed)
-    found, after = [], dict[str, Any]()
+    before = _before(names, state.number, at, records) if at else {}
+    spec = EvaluationSpec(model=request["model"], seed=seed)
+    columns_by_group, after = [], dict[str, Any]()
     for k in draws.unique().tolist():
-        groups = grouped(method, shard, state, ids[draws == k], asked)
+        groups = grouped(method, shard, state, ids[draws == k], spec)
         for group in groups:
             part = GroupWeighing(method, group, GuidedSites(method, group))
-            mine = [shard.names[i] for i in group.ids]
+            client_names = [shard.names[i] for i in group.ids]
             if at:
-                _restore(part, [before[name] for name in mine], more)
+                _restore(part, [before[name] for name in client_names], more)
             terms = part.together(noise, int(k), sets, more)
-            after |= dict(zip(mine, _records(part), strict=True))
+            after |= dict(zip(client_names, _records(part), strict=True))
             columns = {"ids": torch.tensor(group.ids), "log_l": terms.log_l.mT}
-            found.append(columns | ({"noise": terms.noise.mT} if sets > 1 else {}))
-    joined = join_up(found)
+            columns_by_group.append(columns | ({"noise": terms.noise.mT} if sets > 1 else {}))
+    joined = join_up(columns_by_group)
     order = (ids[:, None] == joined.pop("ids")).int().argmax(1)
     sent = sealed({n: v[order] for n, v in joined.items()})
     about = {"round": state.number, "exchange": at}
     return {"names": names, **about, **under("up", sent)}, {**about, "before": before, "now": after}
 
 
-def _before(names: tuple[str, ...], rounds: int, at: int, known: Weighed) -> dict[str, Any]:
+def _before(names: tuple[str, ...], rounds: int, at: int, records: Weighed) -> dict[str, Any]:
     """Return the clients' records of the exchange before; raise InvalidRequestError without any."""
-    last = known.get("exchange") if known.get("round") == rounds else None
-    held = known["now"] if last == at - 1 else known["before"] if last == at else {}
+    last = records.get("exchange") if records.get("round") == rounds else None
+    held = records["now"] if last == at - 1 else records["before"] if last == at else {}
     if lost := [name for name in names if name not in held]:
         raise InvalidRequestError(
             f"{', '.join(lost)}: no reply to exchange {at} of the correction is known here; start "
@@ -117,10 +117,10 @@ def _before(names: tuple[str, ...], rounds: int, at: int, known: Weighed) -> dic
 
 def _records(part: GroupWeighing) -> list[dict[str, Any]]:
     """Return what each client of a group needs in the next exchange, and its last draws."""
-    found = []
+    records = []
     for c, source in enumerate(part.group.sources):
         some, near = slice(c, c + 1), part.near
-        found.append(
+        records.append(
             {
                 "source": source.get_state(),
                 "slopes": None if near is None else near.slopes[:, some].clone(),
@@ -130,7 +130,7 @@ def _records(part: GroupWeighing) -> list[dict[str, Any]]:
                 "plates": [n for n in part.sites if part.guided.latent.get(n)],
             }
         )
-    return found
+    return records
 
 
 def _restore(part: GroupWeighing, records: list[dict[str, Any]], more: bool) -> None:
@@ -150,7 +150,7 @@ def posterior(
     state: RoundState,
     seed: Seed,
     request: Mapping[str, Any],
-    known: Weighed,
+    records: Weighed,
 ) -> Any:
     """Return posterior draws of these clients for ArviZ; the arguments are those of `weigh`.
 
@@ -160,17 +160,17 @@ def posterior(
     """
     names = named(request)
     ids = column(request, "ids", len(names), torch.long)
-    asked = EvaluationSpec(model=request["model"], seed=seed, draws=number(request, "draws"))
-    own = find_client_dependence(method, shard, state, ids, asked)
+    spec = EvaluationSpec(model=request["model"], seed=seed, draws=number(request, "draws"))
+    dependence = find_client_dependence(method, shard, state, ids, spec)
     dims, coords = axes_of(method)
-    axes = ClientAxes(shard, ids, method.shared, dims, own)
+    axes = ClientAxes(shard, ids, method.shared, dims, dependence)
     groups: Groups = {}
     if (chosen := tensors("shared", request).get("chosen")) is None:
-        sites = draw(method, shard, state, ids, asked)
+        sites = draw(method, shard, state, ids, spec)
         groups["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
     else:
-        at = known.get("exchange", -1) + 1
-        now = _before(names, state.number, at, known)
+        at = records.get("exchange", -1) + 1
+        now = _before(names, state.number, at, records)
         each = [{"posterior": _values(now[name], chosen[0])} for name in names]
         groups = axes.groups(without_rows(each), ("posterior",))
     if stats := {n: request[n] for n in ("pareto_k", "importance_ess") if n in request}:

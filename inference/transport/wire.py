@@ -26,7 +26,13 @@ SHORT = 200  # characters of a received value in an error message
 LONGEST_NAME = 200  # characters
 NAME = f"expected a printable name of at most {LONGEST_NAME} characters"
 MOST_SHOWN = 1000  # characters of a received text in logs and records
-ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluation settings
+EVALUATION_SETTINGS = (
+    "model",
+    "adaptation",
+    "part",
+    "draws",
+    "metrics",
+)  # optional evaluation settings
 
 
 class InvalidRequestError(ValueError):
@@ -50,14 +56,16 @@ def release() -> dict[str, str]:
     Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
     """
     names = ("pyrofl", "torch", "pyro")
-    known = {n: versions()[n].partition("+")[0] for n in names}  # torch's, without its build
-    return known | {"pyrofl's code": code_hash()}
+    package_versions = {
+        n: versions()[n].partition("+")[0] for n in names
+    }  # torch's, without its build
+    return package_versions | {"pyrofl's code": code_hash()}
 
 
 @cache
 def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
     """Return a hash of the names and contents of all Python files in a folder."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     # In a checkout, models and inference are links.
     walked = (
         Path(at, name) for at, _, names in os.walk(folder, followlinks=True) for name in names
@@ -65,8 +73,8 @@ def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
     files = {path.relative_to(folder).as_posix(): path for path in walked if path.suffix == ".py"}
     for name in sorted(files):
         text = files[name].read_bytes().replace(b"\r\n", b"\n")
-        found.update(f"{name} {len(text)}\n".encode() + text)
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:16]
 
 
 def agreed(method: Method) -> Flat:
@@ -78,10 +86,15 @@ def agreed(method: Method) -> Flat:
 
 def refuse_others(order: Mapping[str, Any], method: Method) -> None:
     """Raise InvalidRequestError if the request's versions or method differ from the client's."""
-    theirs = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
-    mine = agreed(method)
-    if odd := sorted(n for n in theirs | mine if theirs.get(n) != mine.get(n)):
-        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, but {theirs.get(n)}" for n in odd)
+    server_side = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
+    client_side = agreed(method)
+    if odd := sorted(
+        n for n in server_side | client_side if server_side.get(n) != client_side.get(n)
+    ):
+        each = (
+            f"{n.replace('/', ' of ')} is {client_side.get(n)}, but {server_side.get(n)}"
+            for n in odd
+        )
         raise InvalidRequestError(f"{'; '.join(each)} at the server; use the same at both")
 
 
@@ -91,9 +104,9 @@ def plain(text: object, most: int = MOST_SHOWN) -> str:
     >>> plain("a\nb\x1b[31m")
     'a b [31m'
     """
-    found = text if isinstance(text, str) else repr(text)
-    shown = "".join(c if c.isprintable() else " " for c in found[:most])
-    return shown if len(found) <= most else f"{shown}... ({len(found):,} characters)"
+    received = text if isinstance(text, str) else repr(text)
+    shown = "".join(c if c.isprintable() else " " for c in received[:most])
+    return shown if len(received) <= most else f"{shown}... ({len(received):,} characters)"
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
@@ -101,13 +114,13 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 
     ValueError is raised if an entry with this prefix is not a tensor.
     """
-    found = role(what, flat)
-    for name, value in found.items():
+    named_tensors = role(what, flat)
+    for name, value in named_tensors.items():
         if odd := _unlike_tensor(value):
             raise ValueError(f"{what}/{plain(name, SHORT)} is {odd}; expected a tensor")
         if not is_name(name):
             raise ValueError(f"{what} has the name {plain(name, SHORT)!r}; {NAME}")
-    return found
+    return named_tensors
 
 
 def _unlike_tensor(value: Any) -> str:
@@ -131,13 +144,13 @@ def is_name(text: Any) -> bool:
     return is_text and bool(text.isprintable() and text.strip())
 
 
-def sealed(found: Tensors) -> Tensors:
+def sealed(values: Tensors) -> Tensors:
     """Copy tensors to the CPU if needed, to memory that contains no data of other tensors.
 
     A view, such as a row of a table, would be written with the whole table. Expanded tensors, as
     for equal downloads of all clients, stay expanded.
     """
-    return {n: _sealed(v.detach().cpu()) for n, v in found.items()}
+    return {n: _sealed(v.detach().cpu()) for n, v in values.items()}
 
 
 def _sealed(value: Tensor) -> Tensor:
@@ -213,5 +226,5 @@ def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -
     if _unlike_tensor(value) or value.shape != (count,) or value.dtype != dtype:
         shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else _shown(value)
         raise ValueError(f"{name} is {shown}; expected {dtype} [{count}]")
-    found: Tensor = value
-    return found
+    entries: Tensor = value
+    return entries

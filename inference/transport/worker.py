@@ -34,18 +34,18 @@ def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
 class Worker:
     """Trainer of some clients in a worker process, with their rows and states."""
 
-    def __init__(self, data: Federation, mine: Tensor, device: str | torch.device) -> None:
+    def __init__(self, data: Federation, ids: Tensor, device: str | torch.device) -> None:
         """Store the data, and the sorted ids of the clients of this worker."""
-        self.data, self.mine = data.to(device), mine
+        self.data, self.ids = data.to(device), ids
         self.states: dict[int, ClientStates] = {}
         self.round: LocalClients | None = None
         self.left: deque[Tensor] = deque()  # ids of clients per remaining vectorized batch
 
     def load(self, number: int, seen: Tensor, private: Tensors) -> None:
         """Store client states [C, ...] under `number`, for clients that have one (`seen` [C])."""
-        states = none(self.data.clients, len(self.mine))
-        kept = to_data(cut(private, seen), self.data)
-        self.states[number] = states.updated(states.write(self.mine[seen], kept))
+        states = none(self.data.clients, len(self.ids))
+        states_seen = to_data(cut(private, seen), self.data)
+        self.states[number] = states.updated(states.write(self.ids[seen], states_seen))
 
     def learn(self, method: Method) -> None:
         """Store the federated method that is used in the following rounds."""
@@ -63,13 +63,13 @@ class Worker:
         """
         self.states = {n: states for n, states in self.states.items() if n in held}
         ids, before = request["ids"], request["state"]
-        own = {
+        fields = {
             "state": replace(
                 before, server=to_data(before.server, self.data), client_states=self.states[number]
             ),
-            "ids": ids[torch.isin(ids, self.mine)],
+            "ids": ids[torch.isin(ids, self.ids)],
         }
-        self.round = LocalClients(self.data, RoundRequest(self.method, **{**request, **own}))
+        self.round = LocalClients(self.data, RoundRequest(self.method, **{**request, **fields}))
         self.left = deque(self.round.chunks())
         return self.more()
 
@@ -92,4 +92,4 @@ class Worker:
 
     def kept(self, number: int) -> Tensors:
         """Return the client states stored under `number`, [C, ...]."""
-        return sealed(self.states[number].select(self.mine))
+        return sealed(self.states[number].select(self.ids))
