@@ -201,17 +201,17 @@ class _Recorder:
 
     def method(self, number: int) -> Method:
         """Return the method of a round, which records its downloads and messages."""
-        made = self.at(number)
+        round_method = self.at(number)
 
         def upload(received: Tensors, local: Tensors) -> Tensors:
             for name, value in received.items():
-                known = self.down.get(name, (0, []))[1]
-                sizes = _bytes(made, name, received)
-                self.down[name] = (value[0].numel(), [*known, *sizes])
-            self.reads = _read(made, cut(received, slice(1)), cut(local, slice(1)))
-            return made.upload(received, local)
+                old_sizes = self.down.get(name, (0, []))[1]
+                sizes = _bytes(round_method, name, received)
+                self.down[name] = (value[0].numel(), [*old_sizes, *sizes])
+            self.reads = _read(round_method, cut(received, slice(1)), cut(local, slice(1)))
+            return round_method.upload(received, local)
 
-        return replace(made, upload=upload)
+        return replace(round_method, upload=upload)
 
 
 def _read(method: Method, received: Tensors, local: Tensors) -> dict[str, int]:
@@ -223,8 +223,10 @@ def _read(method: Method, received: Tensors, local: Tensors) -> dict[str, int]:
     seen = {n: track_provenance(v, frozenset({n})) for n, v in local.items()}
     sent = method.upload(received, seen)
     names = frozenset[str]().union(*map(get_provenance, sent.values()))
-    found = {n: local[n].numel() for n in names}
-    found |= {n: v.numel() for n, v in local.items() if any(_same(v, m) for m in sent.values())}
+    entry_counts = {n: local[n].numel() for n in names}
+    entry_counts |= {
+        n: v.numel() for n, v in local.items() if any(_same(v, m) for m in sent.values())
+    }
     with torch.enable_grad():
         inputs = {n: local[n].detach().clone() for n in names if local[n].is_floating_point()}
         for value in inputs.values():
@@ -236,14 +238,14 @@ def _read(method: Method, received: Tensors, local: Tensors) -> dict[str, int]:
             if v.requires_grad
         ]
         if not weighed:
-            return found
+            return entry_counts
         grads = torch.autograd.grad(
             torch.stack(weighed).sum(), [*inputs.values()], allow_unused=True
         )
     for name, grad in zip(inputs, grads, strict=True):
         if grad is not None and (count := int(grad.count_nonzero())):
-            found[name] = count
-    return found
+            entry_counts[name] = count
+    return entry_counts
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -262,8 +264,8 @@ def _flow(
     """Return the data flow of a round, from the state after it and the recorded downloads."""
     down = recorder.down
     up = {n: (v[0].numel(), _bytes(method, n, state.message)) for n, v in state.message.items()}
-    kept = {n: v[:1] for n, v in state.get_client_states(state.trained[:1]).items()}
-    own = {n: (v[0].numel(), [size_in_bytes({n: v})]) for n, v in kept.items()}
+    client_states = {n: v[:1] for n, v in state.get_client_states(state.trained[:1]).items()}
+    sizes_of_states = {n: (v[0].numel(), [size_in_bytes({n: v})]) for n, v in client_states.items()}
     server = {n: (v.numel(), [v.numel() * v.element_size()]) for n, v in state.server.items()}
     for name, text in describe(method).parts.items():
         shape = json.loads(text.split(" ", 1)[1].rpartition(" ")[0]) if ROWS.fullmatch(name) else []
@@ -272,12 +274,12 @@ def _flow(
             server["unlabeled rows"] = (numbers, [numbers * data.x.element_size()])
     stays: dict[str, tuple[int, list[int]]] = {}
     stored: dict[str, tuple[int, list[int]]] = {}
-    for name, (numbers, (size,)) in own.items():
+    for name, (numbers, (size,)) in sizes_of_states.items():
         read = recorder.reads.get(name, 0)
-        for found, count in ((stored, read), (stays, numbers - read)):
+        for target, count in ((stored, read), (stays, numbers - read)):
             if count or numbers == 0:
-                found[name] = (count, [size * count // max(numbers, 1)])
-    alike = _roles({**down, **up, **own})
+                target[name] = (count, [size * count // max(numbers, 1)])
+    alike = _roles({**down, **up, **sizes_of_states})
     sizes = data.sizes[: data.clients].tolist()
 
     return DataFlow(
@@ -298,13 +300,13 @@ def _flow(
 def _once(data: Federation) -> tuple[Part, ...]:
     """Return what a client sends before round one: its name and size, and sums of its columns."""
     names = data.names[: data.clients]
-    found = [Part("name and number of rows", 1, tuple(len(n.encode()) + 8 for n in names))]
+    parts = [Part("name and number of rows", 1, tuple(len(n.encode()) + 8 for n in names))]
     prepared = data.source.preparation if data.source is not None else None
     columns = [c for c in prepared.columns if c.is_standardised] if prepared else []
     if count := len(columns) + bool(data.source is not None and data.source.is_standardised):
         numbers = 4 * count  # values, missing values, mean and sum of squared deviations
-        found.append(Part("sums of standardized columns", numbers, (8 * numbers,) * len(names)))
-    return tuple(found)
+        parts.append(Part("sums of standardized columns", numbers, (8 * numbers,) * len(names)))
+    return tuple(parts)
 
 
 def _bytes(method: Method, name: str, tensors: Tensors) -> list[int]:
@@ -324,10 +326,10 @@ def _role(name: str) -> tuple[str, str]:
 
 def _roles(tensors: Iterable[str]) -> Mapping[str, frozenset[str]]:
     """Return the layers of each role in all of these tensors."""
-    found: dict[str, set[str]] = {}
+    layers_by_role: dict[str, set[str]] = {}
     for role, layer in map(_role, tensors):
-        found.setdefault(role, set()).add(layer)
-    return {role: frozenset(layers) for role, layers in found.items()}
+        layers_by_role.setdefault(role, set()).add(layer)
+    return {role: frozenset(layers) for role, layers in layers_by_role.items()}
 
 
 def _parts(
@@ -336,15 +338,17 @@ def _parts(
     per_client: str = "",
 ) -> tuple[Part, ...]:
     """Join tensors of one role, which is named with its layers if these are not all of the role."""
-    found: dict[str, list[str]] = {}
+    names_by_role: dict[str, list[str]] = {}
     for name in tensors:
-        found.setdefault(_role(name)[0], []).append(name)
+        names_by_role.setdefault(_role(name)[0], []).append(name)
     parts = []
-    for role, names in found.items():
-        own = dict.fromkeys(_role(name)[1] for name in names)
+    for role, names in names_by_role.items():
+        shown_layers = dict.fromkeys(_role(name)[1] for name in names)
         short = role.removeprefix(PREFIX)
-        label = role if short in found else short
-        detail = ", ".join(filter(None, own)) if own.keys() != layers[role] else ""
+        label = role if short in names_by_role else short
+        detail = (
+            ", ".join(filter(None, shown_layers)) if shown_layers.keys() != layers[role] else ""
+        )
         label = f"{label} ({detail})" if detail else label
         sizes = zip(*(tensors[name][1] for name in names), strict=True)
         numbers, each = sum(tensors[name][0] for name in names), tuple(map(sum, sizes))

@@ -95,16 +95,16 @@ def hmc(
     for _ in range(WARM):
         now, accepted, _ = iterated(step.size)
         step.adapt(float(accepted.mean()))
-    found, wrong = [], []
+    points, wrong = [], []
     for _ in range(kept):
         ill = torch.zeros(len(start), dtype=torch.bool)
         for _ in range(thinning):
             now, _, diverging = iterated(step.average)
             ill |= diverging
-        found.append(now)
+        points.append(now)
         wrong.append(ill)
-    u = torch.stack([point.u for point in found])
-    value = torch.cat([point.value for point in found])
+    u = torch.stack([point.u for point in points])
+    value = torch.cat([point.value for point in points])
     return Draws(u.flatten(0, 1), value, r_hat(u), torch.cat(wrong))
 
 
@@ -188,8 +188,8 @@ def _iterated(
     change = change.nan_to_num(nan=-torch.inf)
     probability = change.clamp(max=0.0).exp()
     take = uniform < probability
-    kept = (torch.where(like(take, a), a, b) for a, b in zip(new, now, strict=True))
-    return _Point(*kept), probability, change < -DIVERGENT
+    accepted_values = (torch.where(like(take, a), a, b) for a, b in zip(new, now, strict=True))
+    return _Point(*accepted_values), probability, change < -DIVERGENT
 
 
 def _steps(size: float, source: Generator) -> int:
@@ -218,5 +218,5 @@ def covariance_root(u: Tensor) -> Tensor:
     covariance = centered.mT @ centered / len(u)
     diagonal = covariance.diagonal().clamp(min=1e-20)
     part = len(u[0]) / (len(u[0]) + len(u)) + SHRINK
-    found = torch.linalg.cholesky_ex((1 - part) * covariance + part * torch.diag(diagonal))
-    return found.L if not int(found.info) else torch.diag(diagonal.sqrt())
+    factor = torch.linalg.cholesky_ex((1 - part) * covariance + part * torch.diag(diagonal))
+    return factor.L if not int(factor.info) else torch.diag(diagonal.sqrt())

@@ -67,7 +67,9 @@ def leave(run: Run, client: str) -> Run:
     if data.clients == 1:
         raise ValueError(f"{client!r} is the only client that trains; expected another to stay")
     at = data.names.index(client)
-    parts: dict[str, Any] = {n: _kept(getattr(data, n), at) for n in ("train", "test", "names")}
+    parts: dict[str, Any] = {
+        n: _without_position(getattr(data, n), at) for n in ("train", "test", "names")
+    }
     others = replace(data, **parts)
     stay = torch.tensor([j for j in range(data.clients) if j != at])
     try:
@@ -115,16 +117,16 @@ def join(run: Run, data: Federation) -> Run:
 
 def get_factors(run: Run) -> Factors:
     """Return the metadata of the clients' posterior factors; raise ValueError if there are none."""
-    found = of_kind(run.method.metadata.tensors, Factors)
-    if not found:
+    factors = of_kind(run.method.metadata.tensors, Factors)
+    if not factors:
         raise ValueError(
             "the server of this run keeps no factors of clients; expected a run of "
             "pyrofl.hierarchical, pvi.build or pvi.hierarchical"
         )
-    return found[0][1]
+    return factors[0][1]
 
 
-def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:
+def _without_position(values: Sequence[Any], at: int) -> tuple[Any, ...]:
     return tuple(v for i, v in enumerate(values) if i != at)
 
 

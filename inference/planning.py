@@ -80,7 +80,7 @@ class Plan(Summarised):
         """Return rounds, bytes and seconds as text."""
         down, up = (f"{v / self.clients:,.0f}" for v in (self.bytes_down, self.bytes_up))
         rounds = "not predicted" if self.rounds is None else _between(self.rounds, str)
-        found = {
+        texts = {
             "rounds": f"{rounds}: {self.why}",
             "each round": f"{self.seconds:.2g} s computing, {self.exchange_seconds:g} s exchange",
             "each client": f"{down} bytes down and {up} bytes up in a round",
@@ -88,8 +88,8 @@ class Plan(Summarised):
         if self.total_bytes and self.total_seconds:
             size = _between(self.total_bytes, lambda v: f"{v:,.0f}")
             time = _between(self.total_seconds, lambda v: str(timedelta(seconds=round(v))))
-            found["in all"] = f"{time} (hours:minutes:seconds), {size} bytes"
-        return found
+            texts["in all"] = f"{time} (hours:minutes:seconds), {size} bytes"
+        return texts
 
 
 @checked
@@ -142,10 +142,10 @@ def plan(
         ...         with batch.rows():
         ...             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
         >>> method = pyrofl.hierarchical(schools, data, shared="mu tau")
-        >>> found = pyrofl.plan(method, data, exchange_seconds=30.0)
-        >>> found.rounds
+        >>> expected = pyrofl.plan(method, data, exchange_seconds=30.0)
+        >>> expected.rounds
         (1, 1)
-        >>> found.total_seconds[0] > 30
+        >>> expected.total_seconds[0] > 30
         True
     """
     data = prepare_data(by_round(method)(0), data)
@@ -156,9 +156,9 @@ def plan(
         method, data, min(rounds or PILOT, PILOT), stop_when=stop, seed=seed, progress=False, **loop
     )
     last = run.records[-1]
-    found, why = ((rounds, rounds), "as given") if rounds else _predicted(run)
+    expected, why = ((rounds, rounds), "as given") if rounds else _predicted(run)
     return Plan(
-        rounds=found,
+        rounds=expected,
         why=why,
         clients=run.data.clients,
         bytes_down=last.bytes_down,
@@ -180,12 +180,12 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
     clients, tensors = run.data.clients, by_round(run.method)(0).metadata.tensors
     if any(len(record.reported) < clients for record in run.records):
         return None, "some clients do not report in every round; give a number of rounds"
-    known = "as problems of examples/posteriors need, unless the posterior has several modes"
+    reason = "as problems of examples/posteriors need, unless the posterior has several modes"
     each = [moments for _, moments in of_kind(tensors, Moments)]
     if any(moments.undamped for moments in each):
-        return UNDAMPED, known
+        return UNDAMPED, reason
     if any(moments.optimal for moments in each) and run.method.metadata.sites:
-        return DAMPED, known
+        return DAMPED, reason
     return None, "no rule predicts when this method converges; give a number of rounds"
 
 

@@ -59,9 +59,9 @@ def get_dependencies(method: Method, data: Federation) -> dict[str, Related]:
     batch = data.batch(cohort.ids)
     with torch.no_grad(), pyro.validation_enabled(False), default_type(data.dtype):
         sent = _traced("server", with_rows(received, 1))
-        kept = _traced("client", with_rows(private, 1))
+        client_tensors = _traced("client", with_rows(private, 1))
         with TrackProvenance(include_deterministic=True):
-            model = poutine.trace(method.model).get_trace(sent, kept | sent, batch)
+            model = poutine.trace(method.model).get_trace(sent, client_tensors | sent, batch)
     return dict(_related(model, method.shared))
 
 
@@ -74,16 +74,16 @@ def _related(trace: Any, shared: str) -> Iterator[tuple[str, Related]]:
     for name, site in trace.nodes.items():
         if site["type"] != "sample" or site_is_subsample(site):
             continue
-        made = site_is_deterministic(site)
+        is_computed = site_is_deterministic(site)
         frames, one = (f.name for f in site["cond_indep_stack"]), matches(name, shared)
-        density = site["fn"].base_dist if made else site["fn"]
+        density = site["fn"].base_dist if is_computed else site["fn"]
         reads = get_provenance(density.log_prob(site["value"])) - {name}
         yield (
             name,
             Related(
-                "Deterministic" if made else type(base_of(site["fn"])).__name__,
+                "Deterministic" if is_computed else type(base_of(site["fn"])).__name__,
                 tuple(sorted(reads, key=lambda name: (order.get(name, -1), name))),
                 tuple(n for n in frames if not (one and n == "clients")),
-                site["is_observed"] and not made,
+                site["is_observed"] and not is_computed,
             ),
         )

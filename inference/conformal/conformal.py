@@ -121,19 +121,19 @@ def conformal(
         >>> run = pyrofl.fit(
         ...     fedavg.build(nets.build("softmax", (64,), 10), lr=0.1), data, 5, progress=False
         ... )
-        >>> found = pyrofl.conformal(run, alpha=0.1)
-        >>> found.frame().groupby("pooling")["coverage"].mean().round(1).to_dict()
+        >>> calibrated = pyrofl.conformal(run, alpha=0.1)
+        >>> calibrated.frame().groupby("pooling")["coverage"].mean().round(1).to_dict()
         {'client': 0.9, 'pooled': 0.9}
-        >>> sets = found.predict(data.x[:3], "client 0")
+        >>> sets = calibrated.predict(data.x[:3], "client 0")
         >>> tuple(sets.sets.shape)
         (3, 10)
     """
     model, adaptation = default_model(run.method)
     if asked.get("model") not in (None, model):
         model, adaptation = str(asked["model"]), "none"
-    given: dict[str, Any] = {n: v for n, v in asked.items() if v is not None}
+    options: dict[str, Any] = {n: v for n, v in asked.items() if v is not None}
     how = EvaluationSpec.of(
-        {"model": model, "adaptation": adaptation, "seed": run.seed, "draws": run.draws, **given},
+        {"model": model, "adaptation": adaptation, "seed": run.seed, "draws": run.draws, **options},
         without="population part",
     )
     data = run.data
@@ -149,7 +149,7 @@ def conformal(
             stacklevel=2,
         )
     marked = _calibration_rows(data, share, how.seed)
-    own: dict[int, tuple[Forecast, Tensor]] = {}  # evaluation rows
+    evaluation_rows: dict[int, tuple[Forecast, Tensor]] = {}  # evaluation rows
     messages: dict[int, ScoreSummary] = {}
     thresholds = torch.full((data.clients,), torch.inf, dtype=torch.float64)
     one = torch.ones((), dtype=torch.float64)
@@ -161,22 +161,28 @@ def conformal(
             x = data.x[data.test[i][use].to(data.device)].cpu()
             mass = None if weights is None else row_weights(weights, run, x, y[use])
             messages[i] = summarize(scores, num_quantiles, mass)
-        own[i] = forecast.select(~use), y[~use]
+        evaluation_rows[i] = forecast.select(~use), y[~use]
     messages = {i: messages[i] for i in sorted(messages)}
     unweighted = [part._replace(mass=part.counts) for part in messages.values()]
     pooled = float(pooled_quantile(unweighted, alpha))
     _check_enough(data, thresholds, pooled, alpha)
-    made = Conformal(run, alpha, how, randomized, messages, thresholds, pooled, weights, ())
+    calibrated = Conformal(run, alpha, how, randomized, messages, thresholds, pooled, weights, ())
     every = sum(int(part.num_scores) for part in messages.values())
     kinds: tuple[Pooling, ...] = ("client", "pooled")
     lines = [
-        _line(made, i, pooling, int(marked[i].sum()) if pooling == "client" else every, *own[i])
-        for i in sorted(own)
+        _line(
+            calibrated,
+            i,
+            pooling,
+            int(marked[i].sum()) if pooling == "client" else every,
+            *evaluation_rows[i],
+        )
+        for i in sorted(evaluation_rows)
         for pooling in kinds
     ]
-    new = sorted(_held_out(made), key=lambda one: one[0])
-    lines += [_line(made, i, "new_client", every, forecast, y) for i, forecast, y in new]
-    return replace(made, rows=lines)
+    new = sorted(_held_out(calibrated), key=lambda one: one[0])
+    lines += [_line(calibrated, i, "new_client", every, forecast, y) for i, forecast, y in new]
+    return replace(calibrated, rows=lines)
 
 
 def _check_rows(data: Federation) -> None:
@@ -225,15 +231,15 @@ def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor
     every = torch.cat(tests)
     if len(every.unique()) < len(every):
         order = torch.randperm(len(data.x), generator=stream(seed, Stream.CONFORMAL))
-        known = torch.zeros(len(data.x), dtype=torch.bool)
+        is_calibration = torch.zeros(len(data.x), dtype=torch.bool)
         distinct = order[torch.isin(order, every)]
-        known[distinct[: ceil(share * len(distinct) - SLACK)]] = True
-        return [known[rows] for rows in tests]
-    found = []
+        is_calibration[distinct[: ceil(share * len(distinct) - SLACK)]] = True
+        return [is_calibration[rows] for rows in tests]
+    marks = []
     for name, rows in zip(data.names, tests, strict=False):
         order = torch.randperm(len(rows), generator=stream(seed, Stream.CONFORMAL, name))
-        found.append(order < ceil(share * len(rows) - SLACK))
-    return found
+        marks.append(order < ceil(share * len(rows) - SLACK))
+    return marks
 
 
 def _forecasts(
@@ -247,22 +253,22 @@ def _forecasts(
         yield i, Forecast(mean, sd, u), y
 
 
-def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
+def _held_out(calibrated: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
     """For each held-out client, yield its id, and predictions and responses of its test rows."""
-    run, how = made.run, made.how
+    run, how = calibrated.run, calibrated.how
     if not any(map(len, run.data.test[run.data.clients :])):
         return
     adaptation = new_adaptation(run) if how.model == "personal" else how.adaptation
     yield from _forecasts(
-        run, replace(how, population="held_out", adaptation=adaptation), made.randomized
+        run, replace(how, population="held_out", adaptation=adaptation), calibrated.randomized
     )
 
 
 def _line(
-    made: Conformal, i: int, pooling: Pooling, count: int, forecast: Forecast, y: Tensor
+    calibrated: Conformal, i: int, pooling: Pooling, count: int, forecast: Forecast, y: Tensor
 ) -> dict[str, Any]:
     """Return the row of one client and one kind of threshold in the table `Conformal.frame`."""
-    data, alpha, n = made.run.data, made.alpha, len(y)
+    data, alpha, n = calibrated.run.data, calibrated.alpha, len(y)
     name = data.names[i]
     line: dict[str, Any] = {
         "client": name,
@@ -273,11 +279,11 @@ def _line(
         "test_rows": n,
     }
     x = data.x[data.test[i].to(data.device)].cpu() if pooling == "new_client" else None
-    q = made.threshold(pooling, n, name, x)
+    q = calibrated.threshold(pooling, n, name, x)
     line["threshold"] = float(q.max()) if n else nan
     if not n:
         return line | dict.fromkeys(MEASURED, nan)
-    sets = made.sets(forecast, q)
+    sets = calibrated.sets(forecast, q)
     if forecast.has_classes:
         held = sets.gather(1, y.long()[:, None])[:, 0]
     else:

@@ -69,14 +69,14 @@ def aps_scores(probs: Tensor, u: Tensor) -> Tensor:
 
 
 def forecasts(
-    method: Method, data: Federation, state: RoundState, asked: EvaluationSpec
+    method: Method, data: Federation, state: RoundState, spec: EvaluationSpec
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """For each client, yield its id, and predictive means, sds and responses of its test rows."""
-    for ids, mean, _, sd, y, mask in answers(method, data, state, asked, _moments):
+    for ids, mean, _, sd, y, mask in answers(method, data, state, spec, _moments):
         for i, *values, seen in zip(ids.tolist(), mean, sd, y, mask, strict=True):
-            own_mean, own_sd, own_y = (v[seen].cpu().double() for v in values)
-            check_scale(data.names[i], own_sd, own_mean.dim() == 2)
-            yield i, own_mean, own_sd, own_y
+            client_mean, client_sd, client_y = (v[seen].cpu().double() for v in values)
+            check_scale(data.names[i], client_sd, client_mean.dim() == 2)
+            yield i, client_mean, client_sd, client_y
 
 
 def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
@@ -91,16 +91,16 @@ def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
 
 def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
     """Return predictive means (or class probabilities) and standard deviations of rows."""
-    found, shape = list(members), batch.mask.shape
+    distributions, shape = list(members), batch.mask.shape
     unknown = torch.full(shape, -torch.inf, device=batch.mask.device)
-    if isinstance(found[0], CLASSES):
-        every = [probabilities(fn) for fn in found]
+    if isinstance(distributions[0], CLASSES):
+        every = [probabilities(fn) for fn in distributions]
         probs = torch.cat(
             [p.expand(*p.shape[:-3], *shape, -1).reshape(-1, *shape, p.shape[-1]) for p in every]
         )
         return probs.mean(0), unknown, torch.zeros_like(unknown)
     means, variances = (
-        torch.cat([_flat(getattr(fn, what), shape) for fn in found])
+        torch.cat([_flat(getattr(fn, what), shape) for fn in distributions])
         for what in ("mean", "variance")
     )
     spread = means.var(0, correction=0)

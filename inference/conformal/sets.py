@@ -181,16 +181,20 @@ class Conformal(Summarised):
                     "new client, or calibrate with conformal(run, model='global')"
                 )
             adaptation = new_adaptation(run)
-        found = predictions(
+        client_predictions = predictions(
             *(run.method, run.data, run.state, x, client, own),
             model=model,
             adaptation=adaptation,
             draws=self.how.draws,
             seed=self.how.seed,
         )
-        mean = found.mean.cpu().double()
-        sd = torch.zeros(len(mean)) if found.classes else found.values["sd"].cpu().double()
-        check_scale(client or "new client", sd, bool(found.classes))
+        mean = client_predictions.mean.cpu().double()
+        sd = (
+            torch.zeros(len(mean))
+            if client_predictions.classes
+            else client_predictions.values["sd"].cpu().double()
+        )
+        check_scale(client or "new client", sd, bool(client_predictions.classes))
         source = stream(self.how.seed, Stream.CONFORMAL, client or "", "prediction")
         forecast = Forecast(mean, sd, torch.rand(len(mean), generator=source, dtype=mean.dtype))
         inputs = input_rows(run.data, x).cpu() if callable(self.weights) else None
@@ -203,8 +207,8 @@ class Conformal(Summarised):
                 UserWarning,
                 stacklevel=2,
             )
-        about = f"{found.about}; threshold: {pooling}"
-        return PredictionSets(about, self.alpha, found, self.sets(forecast, q))
+        about = f"{client_predictions.about}; threshold: {pooling}"
+        return PredictionSets(about, self.alpha, client_predictions, self.sets(forecast, q))
 
     def threshold(
         self, pooling: Pooling, count: int, client: str | None = None, x: Tensor | None = None
@@ -286,14 +290,14 @@ def row_weights(weights: Weights, run: Run, x: Tensor, y: Tensor) -> Tensor:
     if isinstance(weights, Mapping):
         return _class_weights(weights, run)[y.long()]
     with calling("weights"):
-        found = weights(x)
-    if not torch.is_tensor(found) or found.shape != x.shape[:1]:
-        kind = f"shape {list(found.shape)}" if torch.is_tensor(found) else type(found).__name__
+        values = weights(x)
+    if not torch.is_tensor(values) or values.shape != x.shape[:1]:
+        kind = f"shape {list(values.shape)}" if torch.is_tensor(values) else type(values).__name__
         raise ValueError(f"weights returns {kind}; expected a tensor of shape {list(x.shape[:1])}")
-    found = found.detach().double()
-    if not bool((found.isfinite() & (found >= 0)).all()):
+    values = values.detach().double()
+    if not bool((values.isfinite() & (values >= 0)).all()):
         raise ValueError("weights returns a negative or infinite number; expected numbers >= 0")
-    return found
+    return values
 
 
 def new_row_weights(weights: Weights, run: Run, count: int, x: Tensor | None) -> Tensor:

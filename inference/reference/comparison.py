@@ -40,26 +40,28 @@ def compare_posteriors(
     import pandas
     from scipy.stats import energy_distance
 
-    mine, other = (_drawn(one, group, draws)[group].data_vars for one in (federated, reference))
-    common = [n for n in mine if n in other]
+    variables, other = (
+        _drawn(one, group, draws)[group].data_vars for one in (federated, reference)
+    )
+    common = [n for n in variables if n in other]
     if not common:
-        names = " and ".join(", ".join(map(str, one)) for one in (mine, other))
+        names = " and ".join(", ".join(map(str, one)) for one in (variables, other))
         raise ValueError(f"variables are {names}; at least one must be in both posteriors")
     rows = {}
     for name in map(str, common):
-        x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))
+        x, y = (one[name].stack(sample=("chain", "draw")) for one in (variables, other))
         x, y = _aligned(name, x, y)
         for place, at in coordinates(x.isel(sample=0)):
             a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
-            found, known = _summary(a), _summary(b)
-            a, b = ((v - known["mean"]) / known["sd"] for v in (a, b))
+            summary, reference_summary = _summary(a), _summary(b)
+            a, b = ((v - reference_summary["mean"]) / reference_summary["sd"] for v in (a, b))
             rows[place] = {
                 "variable": name,
-                **found,
-                **{f"reference_{n}": v for n, v in known.items()},
+                **summary,
+                **{f"reference_{n}": v for n, v in reference_summary.items()},
                 "difference": a.mean(),
                 "error": (a.var(ddof=1) / len(a) + 1 / _effective(y.isel(at))) ** 0.5,
-                "ratio": found["sd"] / known["sd"],
+                "ratio": summary["sd"] / reference_summary["sd"],
                 "energy": energy_distance(a, b),
             }
     return pandas.DataFrame.from_dict(rows, orient="index")
@@ -89,12 +91,12 @@ def _aligned(
     return one, other
 
 
-def _drawn(found: Any, group: str, draws: int) -> Any:
+def _drawn(source: Any, group: str, draws: int) -> Any:
     """Return posterior draws of a run as ArviZ data; return ArviZ data unchanged."""
-    if isinstance(found, Run):
-        return found.to_arviz(draws, groups=(group,))
-    refuse_no_groups(found)
-    return found
+    if isinstance(source, Run):
+        return source.to_arviz(draws, groups=(group,))
+    refuse_no_groups(source)
+    return source
 
 
 def _summary(draws: np.ndarray) -> dict[str, float]:

@@ -84,10 +84,10 @@ class JointDensity:
         Raises:
             ValueError: if the program cannot be evaluated at several points at once.
         """
-        trace, known = poutine.trace(joint).get_trace(), joint.sites()
+        trace, joint_sites = poutine.trace(joint).get_trace(), joint.sites()
         sites = {}
         for name, site in latent(trace):
-            fn, places = site["fn"], known[name]
+            fn, places = site["fn"], joint_sites[name]
             if fn.support.is_discrete:
                 raise ValueError(f"site {name!r} is discrete; {REMEDY}")
             value = places.laid(site["value"].reshape(1, -1), len(joint.batch))
@@ -95,9 +95,9 @@ class JointDensity:
             free = value if transform is None else transform.inv(value)[:, : value.shape[1]]
             sites[name] = Coordinates(tuple(free.shape[1:]), transform)
         size = sum(one.size for one in sites.values())
-        found = cls(joint, sites, joint.batch.size.new_zeros(size))
-        found.validate(trace)
-        return found
+        density = cls(joint, sites, joint.batch.size.new_zeros(size))
+        density.validate(trace)
+        return density
 
     def __call__(self, w: Tensor) -> Tensor:
         """Return log densities [K] of coordinates w [K, D], up to a constant."""
@@ -112,17 +112,17 @@ class JointDensity:
         free = {name: part for name, part in parts.items() if self.sites[name].transform}
         return Evaluated(run.total.expand(len(w)), run.values, run.moments, free)
 
-    def coordinates(self, known: Evaluated) -> Tensor:
+    def coordinates(self, evaluated: Evaluated) -> Tensor:
         """Return the coordinates w [K, D] of values of sites, as `evaluate` returns them."""
-        found, powers = [], self._split(self.power[None])
+        columns, powers = [], self._split(self.power[None])
         for name, one in self.sites.items():
             if one.transform is None:
-                loc, log_scale = known.moments[name]
-                free = (known.values[name] - loc) * (-(1 - powers[name]) * log_scale).exp()
+                loc, log_scale = evaluated.moments[name]
+                free = (evaluated.values[name] - loc) * (-(1 - powers[name]) * log_scale).exp()
             else:
-                free = known.free[name]
-            found.append(free.flatten(1))
-        return torch.cat(found, 1)
+                free = evaluated.free[name]
+            columns.append(free.flatten(1))
+        return torch.cat(columns, 1)
 
     def centered(self, w: Tensor) -> tuple[JointDensity, Tensor]:
         """Choose the exponents by draws w [S, D].
@@ -130,16 +130,16 @@ class JointDensity:
         Return the density with these, and its coordinates of the draws.
         """
         with torch.no_grad():
-            found = self.evaluate(w)
+            evaluated = self.evaluate(w)
         bare, powers = replace(self, power=torch.zeros_like(self.power)), []
-        free = bare._split(bare.coordinates(found))
+        free = bare._split(bare.coordinates(evaluated))
         for name, one in self.sites.items():
             if one.transform is None:
-                powers.append(_power(free[name], *found.moments[name]))
+                powers.append(_power(free[name], *evaluated.moments[name]))
             else:
                 powers.append(w.new_zeros(one.size))
         new = replace(self, power=torch.cat(powers))
-        return new, new.coordinates(found)
+        return new, new.coordinates(evaluated)
 
     def validate(self, trace: Any) -> None:
         """Compare densities of several points at once with those of single points."""

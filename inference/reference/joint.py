@@ -71,8 +71,8 @@ class OncePlate(pyro.plate):
     shared = ""
 
     def _lets_go(self, msg: Message) -> bool:
-        made = msg["type"] != "sample" or is_deterministic(msg)
-        return not made and matches(msg["name"], self.shared)
+        is_fixed = msg["type"] != "sample" or is_deterministic(msg)
+        return not is_fixed and matches(msg["name"], self.shared)
 
     def _process_message(self, msg: Message) -> None:
         if not self._lets_go(msg):
@@ -104,22 +104,24 @@ class Everybody(Batch):
         return plate
 
 
-class Site(NamedTuple):
+class JointSite(NamedTuple):
     """Shape of a latent site, and whether its values differ between clients and rows."""
 
-    own: bool  # whether every client has its own value
+    is_per_client: bool  # whether every client has its own value
     rows: bool  # whether every row has its own value
     places: int  # along the last axis of its batch shape
     event: torch.Size
 
     def laid(self, flat: Tensor, clients: int) -> Tensor:
         """Reshape flattened draws [S, ...] to [draws, clients or 1, rows or entries, *event]."""
-        return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
+        return flat.reshape(
+            len(flat), clients if self.is_per_client else 1, self.places, *self.event
+        )
 
     def of(self, value: Tensor, client: int, rows: int) -> Values:
         """Extract one client's values of a site from all clients' draws, without padding rows."""
-        mine = value[:, [client if self.own else 0]]
-        return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
+        values = value[:, [client if self.is_per_client else 0]]
+        return Values(values[:, :, :rows] if self.rows else values, self.rows)
 
 
 class RowsKept(Messenger):
@@ -163,7 +165,7 @@ class Joint:
                     "automatic guides do not support; use reference.hmc"
                 )
 
-    def sites(self) -> dict[str, Site]:
+    def sites(self) -> dict[str, JointSite]:
         """Return the shape of each latent site of the model, by site name."""
         try:
             trace = poutine.trace(self).get_trace()
@@ -173,7 +175,7 @@ class Joint:
                 f"the model reads {missing} of the server or its clients; pass state, a round of "
                 "the method"
             ) from error
-        found = {}
+        sites_by_name = {}
         for name, site in latent(trace):
             if isinstance(site["fn"], OnePrior) and not site["fn"].agrees(site["value"]):
                 raise ValueError(
@@ -181,9 +183,11 @@ class Joint:
                     "must only depend on shared sites and constants"
                 )
             frames = {frame.name for frame in site["cond_indep_stack"]}
-            own, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
-            found[name] = Site(own, rows, fn.batch_shape[-1:].numel(), fn.event_shape)
-        return found
+            is_per_client, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
+            sites_by_name[name] = JointSite(
+                is_per_client, rows, fn.batch_shape[-1:].numel(), fn.event_shape
+            )
+        return sites_by_name
 
 
 def joined(
@@ -207,7 +211,9 @@ def joined(
     batch = Everybody(**vars(data.batch(ids)), shared=once)
     joint = Joint(method, data, state, received, view, batch)
     with alone(data, seed):
-        common = " ".join([once, *(n for n, site in joint.sites().items() if not site.own)])
+        common = " ".join(
+            [once, *(n for n, site in joint.sites().items() if not site.is_per_client)]
+        )
     metadata = method.metadata.extend({common.strip(): SHARED})
     return replace(joint, method=replace(method, metadata=metadata))
 

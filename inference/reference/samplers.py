@@ -114,13 +114,13 @@ def hmc(
             rough = sampled(density, start, source, FIRST, 1, JITTER, TARGET)
             density, w = density.centered(rough.u)
             start = w[-chains:]
-        found = sampled(density, start, source, draws, THINNING, JITTER, TARGET)
+        sample = sampled(density, start, source, draws, THINNING, JITTER, TARGET)
         with torch.no_grad():
-            parts = [density.evaluate(some).values for some in found.u.split(chains)]
+            parts = [density.evaluate(some).values for some in sample.u.split(chains)]
     # Draws of one iteration are adjacent.
     sites = {n: torch.stack([part[n] for part in parts], 1) for n in parts[0]}
-    diverging = found.diverging.reshape(draws, chains).T
-    quality = _judge(found, chains)
+    diverging = sample.diverging.reshape(draws, chains).T
+    quality = _judge(sample, chains)
     return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging}, quality)
 
 
@@ -136,20 +136,23 @@ def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torc
     return approach(density, w.detach(), source)
 
 
-def _judge(found: Draws, chains: int) -> dict[str, float]:
+def _judge(sample: Draws, chains: int) -> dict[str, float]:
     """Return R-hat and the effective sample size; warn if these or divergences are bad."""
-    each = found.u.unflatten(0, (-1, chains)).permute(2, 1, 0).double().numpy()
+    each = sample.u.unflatten(0, (-1, chains)).permute(2, 1, 0).double().numpy()
     az = import_arviz()
-    ess, wrong = min(float(az.ess(one)) for one in each), float(found.diverging.double().mean())
-    if not found.r_hat <= MIXED or not ess >= ENOUGH or wrong >= WRONG:
+    ess, wrong = (
+        min(float(az.ess(one)) for one in each),
+        float(sample.diverging.double().mean()),
+    )
+    if not sample.r_hat <= MIXED or not ess >= ENOUGH or wrong >= WRONG:
         warnings.warn(
-            f"the draws are unreliable: R-hat is {found.r_hat:.2f} (at most {MIXED} is good), the "
-            f"effective sample size of {len(found.u):,} draws is {ess:.0f} ({ENOUGH} are "
+            f"the draws are unreliable: R-hat is {sample.r_hat:.2f} (at most {MIXED} is good), the "
+            f"effective sample size of {len(sample.u):,} draws is {ess:.0f} ({ENOUGH} are "
             f"sufficient), and {wrong:.1%} of the trajectories diverged (below {WRONG:.1%} is "
             "good); take more draws, reparametrize the program, or compare with reference.nuts",
             stacklevel=5,
         )
-    return {"r_hat": found.r_hat, "ess": ess}
+    return {"r_hat": sample.r_hat, "ess": ess}
 
 
 @checked
@@ -195,16 +198,16 @@ def nuts(
     joint = joined(model, data, state, seed, shared)
     with alone(data, seed):
         joint.refuse_moving_supports()
-    found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
+    chain_draws, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
     for chain in range(chains):
         with alone(data, seed, chain), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`torch.jit.trace` is deprecated", FutureWarning)
             kernel = NUTS(joint, jit_compile=jit, ignore_jit_warnings=True, **options)
             sampler = MCMC(kernel, draws, warmup_steps=warmup, disable_progbar=True)
             sampler.run()
-        found.append(sampler.get_samples())
+        chain_draws.append(sampler.get_samples())
         diverging[chain, sampler.diagnostics()["divergences"]["chain 0"]] = True
-    sites = {n: torch.stack([one[n] for one in found]) for n in found[0]}
+    sites = {n: torch.stack([one[n] for one in chain_draws]) for n in chain_draws[0]}
     return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging})
 
 
@@ -296,28 +299,30 @@ def _gathered(
     chains, draws = next(iter(sites.values())).shape[:2]
     count = chains * draws
     with alone(data, seed, 0, 1):
-        known = joint.sites()
+        joint_sites = joint.sites()
         source = stream(seed, Stream.ROWS, Stream.SAMPLER)
-        values = {n: s.laid(sites[n].reshape(count, -1), len(ids)) for n, s in known.items()}
+        values = {n: s.laid(sites[n].reshape(count, -1), len(ids)) for n, s in joint_sites.items()}
         clients = []
         for c in range(len(ids)):
             one = slice(c, c + 1)
-            mine = {n: s.of(values[n], c, len(data.train[c])) for n, s in known.items()}
+            client_values = {
+                n: s.of(values[n], c, len(data.train[c])) for n, s in joint_sites.items()
+            }
             received, local = (cut(v, one) for v in (joint.received, joint.local))
             what = (received, local, data.batch(ids[one]))
-            clients.append(pointwise_at(method.model, method.shared, mine, what, source))
-        found = axes.groups(clients)
+            clients.append(pointwise_at(method.model, method.shared, client_values, what, source))
+        groups = axes.groups(clients)
     # All clients' draws belong together, whether or not they share a site.
-    log_p = found["sample_stats"]["log_p"].value.reshape(count, -1).sum(1)
+    log_p = groups["sample_stats"]["log_p"].value.reshape(count, -1).sum(1)
     of_draws = {"log_p": log_p, "log_q": log_p} | {n: v.flatten() for n, v in stats.items()}
-    found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
-    asked = EvaluationSpec(draws=count, seed=seed)
-    found |= of_prior(axes, method, joint.state, asked, lenient=True)
-    found["constant_data"] = axes.constants()
-    return chained([_of_chain(found, i, draws) for i in range(chains)], data, ids, attrs=quality)
+    groups["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
+    spec = EvaluationSpec(draws=count, seed=seed)
+    groups |= of_prior(axes, method, joint.state, spec, lenient=True)
+    groups["constant_data"] = axes.constants()
+    return chained([_of_chain(groups, i, draws) for i in range(chains)], data, ids, attrs=quality)
 
 
-def _of_chain(found: Groups, chain: int, draws: int) -> Groups:
+def _of_chain(groups: Groups, chain: int, draws: int) -> Groups:
     """Return the ArviZ groups of one chain, of draws of all chains one after the other."""
     some = slice(chain * draws, (chain + 1) * draws)
     return {
@@ -325,5 +330,5 @@ def _of_chain(found: Groups, chain: int, draws: int) -> Groups:
             n: Variable(v.value[some], v.axes) if v.axes[:1] == ("draw",) else v
             for n, v in variables.items()
         }
-        for group, variables in found.items()
+        for group, variables in groups.items()
     }

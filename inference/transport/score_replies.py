@@ -71,9 +71,9 @@ class ScoreParser:
         valid, about = self._of_one_evaluation(valid, refused)
         valid, metrics = _with_metrics(valid, refused)
         if not valid:
-            reasons = f": {'; '.join(refused)}" if refused else ""
+            why = f": {'; '.join(refused)}" if refused else ""
             raise ValueError(
-                f"no client has replied with valid scores{reasons}; expected at least one reply with "
+                f"no client has replied with valid scores{why}; expected at least one reply with "
                 "scores"
             )
         return self._scores(valid, about, metrics, refused)

@@ -106,31 +106,35 @@ class TuningResult(Summarised):
     def margins(self) -> tuple[Margin, ...]:
         """Score differences between the chosen setting and each other finalist, best first."""
         better = sign(self.metric)
-        best, found = self._scores(self.chosen), list[Margin]()
+        best, others = self._scores(self.chosen), list[Margin]()
         for place in ranked(self.trials, self.metric):
-            own = self._scores(place)
-            if place != self.chosen and own:
-                by_seed = [better * (own[k] - best[k]) for k in best]
+            scores_by_seed = self._scores(place)
+            if place != self.chosen and scores_by_seed:
+                by_seed = [better * (scores_by_seed[k] - best[k]) for k in best]
                 error = stdev(by_seed) / len(by_seed) ** 0.5 if len(by_seed) > 1 else nan
-                found.append(Margin(place, fmean(by_seed), error, len(by_seed)))
-        return tuple(found)
+                others.append(Margin(place, fmean(by_seed), error, len(by_seed)))
+        return tuple(others)
 
     def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
         """Return a table of trials, one row each; only finalists have a margin to the best.
 
         The columns are `COLUMNS`.
         """
-        known: dict[int, tuple[float, float]] = {
+        margin_by_setting: dict[int, tuple[float, float]] = {
             m.setting: (m.behind, m.error) for m in self.margins
         }
-        known[self.chosen] = 0.0, 0.0
+        margin_by_setting[self.chosen] = 0.0, 0.0
         return [
             (
-                told(self.settings[t.setting]),
+                describe_setting(self.settings[t.setting]),
                 t.rounds,
                 t.seed,
                 t.score,
-                *(known.get(t.setting, ("", "")) if t.rounds == self._rounds else ("", "")),
+                *(
+                    margin_by_setting.get(t.setting, ("", ""))
+                    if t.rounds == self._rounds
+                    else ("", "")
+                ),
                 t.setting == self.chosen,
                 t.problem,
             )
@@ -141,8 +145,8 @@ class TuningResult(Summarised):
         """Return a DataFrame with one row per trial, including its training time in seconds."""
         from pandas import DataFrame
 
-        found = DataFrame(self.lines(), columns=list(COLUMNS))
-        return found.assign(seconds=[one.seconds for one in self.trials])
+        table = DataFrame(self.lines(), columns=list(COLUMNS))
+        return table.assign(seconds=[one.seconds for one in self.trials])
 
     @property
     def title(self) -> str:
@@ -154,7 +158,7 @@ class TuningResult(Summarised):
         failed = {one.setting for one in self.trials if one.problem}
         seeds = len(self._scores(self.chosen))
         return {
-            "chosen": told(self.best),
+            "chosen": describe_setting(self.best),
             self.metric: f"{self.score:.4g} after {self._rounds} rounds, {_seeds(seeds)}",
             **({"margin": self.margin} if self.margins else {}),
             "rounds": f"{self.rounds} in all, {self.seconds:.1f} s of training",
@@ -171,7 +175,7 @@ class TuningResult(Summarised):
         unclear = "" if first.clear else ", not clear: less than twice its standard error"
         unclear = unclear if isfinite(first.error) else ", of one seed: its error is unknown"
         return (
-            f"{first.behind:.4f}{error} over {told(self.settings[first.setting])}, "
+            f"{first.behind:.4f}{error} over {describe_setting(self.settings[first.setting])}, "
             f"{_seeds(first.seeds)}{unclear}"
         )
 
@@ -188,7 +192,7 @@ class TuningResult(Summarised):
         }
 
 
-def told(setting: Setting) -> str:
+def describe_setting(setting: Setting) -> str:
     """Return a hyperparameter setting as text, such as "lr=0.1"; "defaults" if it is empty."""
     return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
@@ -208,12 +212,13 @@ def ranked(trials: Sequence[Trial], by: Metric) -> list[int]:
     Equal settings keep their order. A setting that fails in any trial is left out.
     """
     failed = {one.setting for one in trials if one.problem}
-    known: dict[int, list[Trial]] = {}
+    trials_by_setting: dict[int, list[Trial]] = {}
     for one in sorted(trials, key=lambda one: one.rounds):
         if one.setting not in failed:
-            had = known.get(one.setting, [])
-            known[one.setting] = [*(t for t in had if t.rounds == one.rounds), one]
-    means = {which: fmean(t.score for t in some) for which, some in known.items()}
+            had = trials_by_setting.get(one.setting, [])
+            trials_by_setting[one.setting] = [*(t for t in had if t.rounds == one.rounds), one]
+    means = {which: fmean(t.score for t in some) for which, some in trials_by_setting.items()}
     return sorted(
-        known, key=lambda which: (-known[which][0].rounds, sign(by) * means[which], which)
+        trials_by_setting,
+        key=lambda which: (-trials_by_setting[which][0].rounds, sign(by) * means[which], which),
     )

@@ -37,7 +37,7 @@ from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, ranked, told
+from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, describe_setting, ranked
 from pyrofl.partitions.validation import held_back
 
 KEEP = 3  # one in KEEP settings continues, for KEEP times the rounds
@@ -99,7 +99,7 @@ def tune(
             has two training rows, the method does not have the metric, or all settings fail.
     """
     settings = combinations(param_grid)
-    made = [build(**setting) for setting in settings]
+    methods = [build(**setting) for setting in settings]
     refuse_metric(metric, data)
     by: Metric = metric or ("accuracy" if data.classes else "nll")
     how: Any = {"draws": draws, "progress": progress, **loop}
@@ -108,15 +108,18 @@ def tune(
         place = Path(folder or stack.enter_context(TemporaryDirectory(prefix="pyrofl-")))
 
         def attempt(which: int, number: int, k: int) -> Trial:
-            own = later(seed, k)
+            run_seed = later(seed, k)
             if k not in held:
-                held[k] = held_back(data, validation_fraction, seed=separate(own).noise)
-            path, same = place / f"{which + 1}-{k}.safetensors", {"setting": told(settings[which])}
+                held[k] = held_back(data, validation_fraction, seed=separate(run_seed).noise)
+            path, same = (
+                place / f"{which + 1}-{k}.safetensors",
+                {"setting": describe_setting(settings[which])},
+            )
             keeper = Keeper(path, every, about={**same, **(about or {})})
             if path.exists():  # from fewer rounds, or an interrupted process
-                keeper.last = load(path, made[which], held[k], keeper.about, seed=own)
+                keeper.last = load(path, methods[which], held[k], keeper.about, seed=run_seed)
                 keeper.written = keeper.last.state.number
-            problem = _trained(made[which], held[k], number, keeper, own, how)
+            problem = _trained(methods[which], held[k], number, keeper, run_seed, how)
             return _judged(Trial(which, number, k, nan, 0.0, problem), keeper.last, by)
 
         trials = halved(len(settings), rounds, by, attempt, seeds)
@@ -137,21 +140,24 @@ def combinations(
 ) -> tuple[Setting, ...]:
     """Return all settings of a parameter grid; raise ValueError if it is empty or has duplicates.
 
-    >>> [told(setting) for setting in combinations({"lr": (0.1, 0.3), "momentum": (0, 0.9)})]
+    >>> settings = combinations({"lr": (0.1, 0.3), "momentum": (0, 0.9)})
+    >>> [describe_setting(setting) for setting in settings]
     ['lr=0.1 momentum=0', 'lr=0.1 momentum=0.9', 'lr=0.3 momentum=0', 'lr=0.3 momentum=0.9']
     """
     if isinstance(param_grid, Mapping):
         for name, values in param_grid.items():
             if isinstance(values, str) or not isinstance(values, Sequence):
                 raise ValueError(f"param_grid[{name!r}] is {values!r}; expected a list of values")
-        found = [dict(zip(param_grid, some, strict=True)) for some in product(*param_grid.values())]
+        settings = [
+            dict(zip(param_grid, some, strict=True)) for some in product(*param_grid.values())
+        ]
     else:
-        found = [_named(setting) for setting in param_grid]
-    words = [told(setting) for setting in found]
-    if not found or len(set(words)) < len(words):
+        settings = [_named(setting) for setting in param_grid]
+    words = [describe_setting(setting) for setting in settings]
+    if not settings or len(set(words)) < len(words):
         again = next((f"{w!r} twice" for w in words if words.count(w) > 1), "no setting")
         raise ValueError(f"param_grid has {again}; pass at least one setting, without duplicates")
-    return tuple(found)
+    return tuple(settings)
 
 
 def _named(setting: Any) -> dict[str, Any]:
@@ -222,15 +228,15 @@ def _trained(
     return ""
 
 
-def _judged(found: Trial, run: Run | None, by: Metric) -> Trial:
+def _judged(trial: Trial, run: Run | None, by: Metric) -> Trial:
     """Add the run's score and training time to a trial, or the reason of its failure."""
     if run is None:  # not one round was made
-        return found
-    records, problem, score = run.records[: found.rounds], found.problem, nan
+        return trial
+    records, problem, score = run.records[: trial.rounds], trial.problem, nan
     if (so_far := convergence_status(records)).kind == "diverged":
         problem = problem or str(so_far)
     if not problem:
-        scores = _row(run, found.rounds)
+        scores = _row(run, trial.rounds)
         kinds = {"accuracy", "rmse"} & scores.keys()
         if by not in scores and by != "nll" and kinds:
             raise ValueError(
@@ -239,14 +245,14 @@ def _judged(found: Trial, run: Run | None, by: Metric) -> Trial:
         score = scores.get(by, nan)
         problem = "" if isfinite(score) else f"{by} is not a finite number"
     seconds = sum(record.seconds for record in records)
-    return replace(found, score=score, seconds=seconds, problem=problem)
+    return replace(trial, score=score, seconds=seconds, problem=problem)
 
 
 def _row(run: Run, rounds: int) -> dict[str, float]:
     """Return the scores of the method's default model after some number of rounds, by metric."""
-    asked = (rounds, *default_model(run.method), "training")
+    columns = (rounds, *default_model(run.method), "training")
     return {
         row["metric"]: row["value"]
         for row in run.history
-        if (row["round"], row["model"], row["adaptation"], row["population"]) == asked
+        if (row["round"], row["model"], row["adaptation"], row["population"]) == columns
     }

@@ -13,7 +13,7 @@ from torch import nn
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.start import first
-from pyrofl.inference.tuning.results import Trial, TuningResult, ranked, told
+from pyrofl.inference.tuning.results import Trial, TuningResult, describe_setting, ranked
 from pyrofl.inference.tuning.tune import halved, rungs, tune
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
@@ -177,7 +177,7 @@ def test_a_method_of_classes_with_a_schedule(method):
 
     blobs = toys.blobs()
     found = pyrofl.tune(build, blobs, [{"lr": 1e-6}, {"lr": 0.05}], 4, metric=method, seed=3)
-    assert told(found.best) == "lr=0.05"
+    assert describe_setting(found.best) == "lr=0.05"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import checkpoint_file, run_folder, run_json, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
-from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, told
+from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, describe_setting
 from pyrofl.inference.tuning.tune import AllFailed, refuse_metric
 from pyrofl.inference.tuning.tune import tune as choose
 
@@ -133,7 +133,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
             continue
         say(experiment, f"{name}: {' '.join(sentences(search, found))}")
         words += [f"{name}.{n}={v}" for n, v in found.best.items()]
-        text[name] = told(found.best)
+        text[name] = describe_setting(found.best)
         drawn_of(search, found)
     return words, text
 
@@ -218,7 +218,8 @@ def until(search: Search) -> str:
 
 def sentences(search: Search, found: TuningResult) -> Iterator[str]:
     """Describe the chosen settings, their margin over others, and the cost of the search."""
-    yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
+    best = describe_setting(found.best)
+    yield f"{best} is the best of {len(found.settings)} settings, {until(search)}:"
     yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
     if found.margin:
         yield f"Its margin is {found.margin}."
