@@ -36,12 +36,12 @@ def heavy_tail(weights: Weights) -> str:
 
 def heavy_estimates(weights: Weights) -> str:
     """Return which means and standard deviations have too large a Pareto k."""
-    found = []
+    texts = []
     for site, value in weights.shapes.items():
         for name, k in zip(ESTIMATES, value, strict=True):
             if k.numel() and float(k.max()) > BAD:
-                found.append(f"{float(k.max()):.2f} for the {name} of {site}")
-    return ", ".join(found)
+                texts.append(f"{float(k.max()):.2f} for the {name} of {site}")
+    return ", ".join(texts)
 
 
 def untrusted(weights: Weights) -> Tensor:
