@@ -226,7 +226,8 @@ def steps_by_rows(method: Method) -> bool:
 def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     moved: list[str] = []
     expected = usual(name)  # made before what is patched below
-    monkeypatch.setattr(rewriting, "ALTERNATIVES_BY_PHASE", {})  # choices made before are kept there
+    # Choices made before are kept there.
+    monkeypatch.setattr(rewriting, "ALTERNATIVES_BY_PHASE", {})
     real = first_layer.InRows.begin
 
     def counted(self: first_layer.InRows, *args: object) -> object:
