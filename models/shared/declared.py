@@ -17,6 +17,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import constraints
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent, log_prob, observed, per_draw, weighed
@@ -255,9 +256,11 @@ def _is_valid(fn: Any, value: Any) -> bool:
         return False
     base = base_of(fn)
     ranges = getattr(base, "arg_constraints", {})
-    known = {name: getattr(base, name, None) for name in ranges}
+    parameters = {name: getattr(base, name, None) for name in ranges}
     return all(
-        bool(ranges[name].check(v).all()) for name, v in known.items() if isinstance(v, Tensor)
+        bool(ranges[name].check(v).all())
+        for name, v in parameters.items()
+        if isinstance(v, Tensor) and not constraints.is_dependent(ranges[name])
     )
 
 

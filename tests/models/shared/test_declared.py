@@ -141,3 +141,15 @@ def test_random_numbers_of_a_program_are_named():
 
     with pytest.raises(ValueError, match=r"changes from run to run .* by pyro.sample alone"):
         pvi.hierarchical(program(noisy), clients([0.5]), shared="mu")
+
+
+def test_uniform_priors_have_bounds_that_depend_on_each_other():
+    def model(received, local, batch):
+        with batch.clients():
+            scale = pyro.sample("scale", dist.Uniform(0.1, 3.0))
+            mu = pyro.sample("mu", dist.Normal(0.0, scale))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(mu, scale), obs=batch.y)
+
+    for build in BUILDERS.values():
+        build(model, clients([0.5]), shared="mu scale")
