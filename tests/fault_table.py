@@ -58,10 +58,9 @@ FAULTS = (
         2,
     ),
     Fault(
-        "a wrong shape, number of rows or type in round one, sent by the first, a middle or the "
-        "last client",
+        "a wrong shape, number of rows or type in round one",
         r"::test_most_clients_decide",
-        "the shape that most clients send counts as correct; the other client is left out",
+        "left out; the majority counts as correct",
     ),
     Fault(
         "a size that is zero, negative, NaN or infinite",
@@ -78,7 +77,7 @@ FAULTS = (
     Fault(
         "a client that diverges",
         r"::test_a_client_(that_turns_bad|with_hopeless)|::test_a_bad_client_is_named",
-        "a warning names the client; it is excluded and keeps its last valid state",
+        "left out; it keeps its last valid state",
     ),
     Fault(
         "all messages invalid",
@@ -86,14 +85,14 @@ FAULTS = (
         "the server keeps its state and warns",
     ),
     Fault(
-        "a fifth of the clients send values that are wrong by a factor of a million",
+        "a fifth of the clients send values a million times too large",
         r"::test_robust_merges_bear",
         "with robust aggregation, the loss is within 10% of that without these clients",
     ),
     Fault(
         "clients that drop out",
         r"::test_who_is_not_heard",
-        "bitwise equal to a round of the other clients; a warning names them",
+        "bitwise equal to a round of the other clients, with a warning",
     ),
     Fault(
         "clients that complete a part of their work",
@@ -128,9 +127,8 @@ FAULTS = (
         "a one-line error, no partial file; the run can be resumed",
     ),
     Fault(
-        "a checkpoint that is truncated, has a flipped bit (at each of 40 "
-        "positions; counted once), belongs to another run, or "
-        "contains code",
+        "a checkpoint that is truncated, has a flipped bit, belongs to another run, or contains "
+        "code",
         r"checkpoints::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
         "refused with one line; no code is run",
     ),

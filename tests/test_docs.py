@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import io
 import os
@@ -40,7 +41,7 @@ from pyrofl.models import pvi
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
-ROW = re.compile(r"(?m)^\| `(\w+)(?:\[(\d+)\])?` \| (\S+) ± (\S+) \| (\S+) ± (\S+) \|$")
+POSTERIORS = DOCS.parent / "posteriors"
 
 
 def code(text: str) -> str:
@@ -54,6 +55,15 @@ def printed(text: str, names: dict[str, object]) -> str:
         exec(code(text), names)
     pyplot.close("all")  # what ArviZ drew for the reader would stay for the tests that follow
     return out.getvalue()
+
+
+def compared(name: str) -> dict[str, list[dict[str, str]]]:
+    """Return the lines of a table of posteriors, by section of the page."""
+    found: dict[str, list[dict[str, str]]] = {}
+    with (POSTERIORS / f"{name}.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            found.setdefault(line["section"], []).append(line)
+    return found
 
 
 def told(text: str) -> str:
@@ -119,12 +129,17 @@ def test_programs_run(section):
     names: dict[str, object] = {}
     printed(short.replace("draws=4000", "draws=4"), names)
     assert printed(section, names) == told(section)
-    for site, place, *_ in ROW.findall(section):
-        values = names["found"][site].values  # type: ignore[index]
-        assert values[0, 0].size > int(place or 0)
+    for line in compared("programs")[title(section)]:
+        values = names["found"][line["site"]].values  # type: ignore[index]
+        assert values[0, 0].size > int(line["element"] or 0)
 
 
-@pytest.mark.parametrize("section", [s for s in SECTIONS if ROW.search(s)], ids=title)
+def test_tables_of_posteriors_have_the_sections_of_their_pages():
+    assert [*compared("programs")] == [title(section) for section in SECTIONS]
+    assert [*compared("cookbook")] == [title(section) for section in COOKBOOK]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=title)
 def test_tables_of_programs_agree_with_the_reference(section):
     """Means within 0.12 standard deviations, spreads within 12 %, both and 0.01 for the rounding.
 
@@ -132,27 +147,26 @@ def test_tables_of_programs_agree_with_the_reference(section):
     1000 or more. So by chance means differ by 0.04 standard deviations, and spreads by 3 to 4 %, as
     tails of some are longer than a normal one's: 0.12 is three standard errors.
     """
-    for _, _, *numbers in ROW.findall(section):
-        mean, sd, expected, spread = map(float, numbers)
+    for line in compared("programs")[title(section)]:
+        mean, sd = float(line["mean"]), float(line["sd"])
+        expected, spread = float(line["reference_mean"]), float(line["reference_sd"])
         assert abs(mean - expected) < 0.12 * spread + 0.01
         assert abs(sd - spread) < 0.12 * spread + 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", [s for s in SECTIONS if ROW.search(s)], ids=title)
+@pytest.mark.parametrize("section", SECTIONS, ids=title)
 def test_programs_find_what_their_tables_say(section):
     names: dict[str, object] = {}
     printed(BEGIN, names)
     printed(section, names)
-    for site, place, mean, sd, *_ in ROW.findall(section):
-        values = names["found"][site].values  # type: ignore[index]
-        one = values.reshape(values.shape[0] * values.shape[1], -1)[:, int(place or 0)]
-        assert one.mean() == pytest.approx(float(mean), abs=0.1 * float(sd) + 0.005)
-        assert one.std() == pytest.approx(float(sd), abs=0.1 * float(sd) + 0.005)
+    for line in compared("programs")[title(section)]:
+        one, sd = drawn(names, line["site"], line["element"]), float(line["sd"])
+        assert one.mean() == pytest.approx(float(line["mean"]), abs=0.1 * sd + 0.005)
+        assert one.std() == pytest.approx(sd, abs=0.1 * sd + 0.005)
 
 
 RECIPES, *COOKBOOK = re.split(r"(?m)^(?=## )", (DOCS / "cookbook.md").read_text())
-TRUE = re.compile(r"(?m)^\| `(\w+)(?:\[(\d+)\])?` \| (\S+) \| (\S+) ± (\S+) \|$")
 
 
 def drawn(names: dict[str, Any], site: str, place: str) -> np.ndarray:
@@ -169,11 +183,11 @@ def test_recipes_run_and_their_tables_have_the_truth(section):
     names: dict[str, Any] = {}
     printed(short.replace("draws=2000", "draws=4"), names)
     printed(section, names)
-    rows = TRUE.findall(section)
-    assert len(rows) >= 3
-    for site, place, truth, mean, sd in rows:
-        assert drawn(names, site, place).size == 4
-        assert abs(float(mean) - float(truth)) < 3 * float(sd)
+    lines = compared("cookbook")[title(section)]
+    assert len(lines) >= 3
+    for line in lines:
+        assert drawn(names, line["site"], line["element"]).size == 4
+        assert abs(float(line["mean"]) - float(line["truth"])) < 3 * float(line["sd"])
 
 
 @pytest.mark.slow
@@ -186,10 +200,10 @@ def test_recipes_find_the_truth(section):
     names: dict[str, Any] = {}
     printed(RECIPES, names)
     assert printed(section, names).startswith("converged")
-    for site, place, truth, mean, sd in TRUE.findall(section):
-        found = drawn(names, site, place)
-        assert abs(found.mean() - float(truth)) < 3 * found.std()
-        assert abs(found.mean() - float(mean)) < 0.25 * float(sd) + 0.005
+    for line in compared("cookbook")[title(section)]:
+        found = drawn(names, line["site"], line["element"])
+        assert abs(found.mean() - float(line["truth"])) < 3 * found.std()
+        assert abs(found.mean() - float(line["mean"])) < 0.25 * float(line["sd"]) + 0.005
 
 
 def shown(page: str) -> str:

@@ -30,8 +30,8 @@ PAGES = {
 # Their tables are made from files, or compared with what is measured, by other tests.
 MADE = {
     *("README.md", "examples/NUMBERS.md", "examples/CALIBRATION.md"),
-    *(f"examples/docs/{name}.md" for name in ("speed", "regression_gallery", "programs")),
-    *("examples/docs/cookbook.md", "examples/docs/guarantees.md"),
+    *(f"examples/docs/{name}.md" for name in ("speed", "regression_gallery")),
+    "examples/docs/guarantees.md",
     "examples/papers/parity/README.md",
 }
 UNREAD = re.compile(  # code, which other tests run; addresses, formulas and tables that are made
