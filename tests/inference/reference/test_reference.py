@@ -138,8 +138,11 @@ def test_the_reference_is_compared_by_leave_one_out_in_one_call(both):
 def test_without_shared_sites_every_client_has_its_own():
     data = federation()
     sites = joined(hierarchy, data, None, 0, "").sites()
-    assert {n: (s.own, s.places) for n, s in sites.items()} == {"mu": (True, 1), "theta": (True, 1)}
-    assert all(site.own for site in sites.values())
+    assert {n: (s.is_per_client, s.places) for n, s in sites.items()} == {
+        "mu": (True, 1),
+        "theta": (True, 1),
+    }
+    assert all(site.is_per_client for site in sites.values())
 
 
 def test_svi_of_all_clients_finds_it_too():
