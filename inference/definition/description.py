@@ -60,6 +60,11 @@ class Description:
         if id(inner) in self._described:
             return
         self._described[id(inner)] = inner
+        if isinstance(inner, Tensor) and is_functorch_wrapped_tensor(inner):
+            raise ValueError(
+                "a function or hook of the method stores a tensor from inside a network's call; a "
+                "network runs for several clients at once, so that nothing may be stored there"
+            )
         if self.has_text:
             self.parts[path] = _kind(inner)
         for name, part in _parts(value):
@@ -149,11 +154,6 @@ def _kind(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)} {_hash(content)}"
     if isinstance(value, np.generic | torch.dtype | torch.device | Enum):
         return repr(value)
-    if isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
-        raise ValueError(
-            "a function or hook of the method stores a tensor from inside a network's call; a "
-            "network runs for several clients at once, so that nothing may be stored there"
-        )
     if isinstance(value, Tensor) and (value.is_nested or value.is_meta):
         parts = () if value.is_meta else value.unbind()
         return f"{value.dtype} nested or without data {[_kind(part) for part in parts]}"

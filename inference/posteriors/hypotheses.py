@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit
 
 from pyrofl.arguments import known
 from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
@@ -24,8 +23,8 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "log": np.log,
     "sqrt": np.sqrt,
     "abs": np.abs,
-    "expit": expit,
-    "logit": logit,
+    "expit": lambda v: 1 / (1 + np.exp(-v)),
+    "logit": lambda v: np.log(v / (1 - v)),
 }
 OPERATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,

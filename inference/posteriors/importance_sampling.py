@@ -199,7 +199,7 @@ class Weighing:
         server, level = self.listed.listed_at(elsewhere.noise)
         places = Listed(len(level)).sample((len(level),))
         reply = self.exchange(Request(places, draws, server=server, more=True))
-        missing_mode = elsewhere.second_mode(_ratio(reply) + level)
+        missing_mode = elsewhere.second_mode(_ratio(reply) + level, mixture.noise, log_w.exp())
         values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
         none = torch.full_like(level, -torch.inf)
         return _weighed(values, torch.cat([log_w, none]), k, doubt, missing_mode)

@@ -20,6 +20,7 @@ WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
 BRIDGES = 50  # iterations of the ratio of normalizing constants
 MODE_DISTANCE = 4.0  # least distance of two modes, in standard deviations of the draws
+NEAR, FEW = 0.75, 0.01  # part of a line from which draws are near its end; least share of these
 LOWER, DIP = 5.0, 2.0  # log density of a second mode below the first, and of the middle below both
 
 
@@ -88,11 +89,16 @@ class ModeSearch(NamedTuple):
     noise: Tensor
     paths: Sequence[tuple[str, int]]
 
-    def second_mode(self, log_p: Tensor) -> str:
-        """Return which path has reached another mode of the posterior, or "".
+    def second_mode(self, log_p: Tensor, draws: Tensor, weights: Tensor) -> str:
+        """Return which path has reached another mode of the posterior, without draws, or "".
 
         A point is far from the draw, its density is not far below that of the draw, and a point
-        before it has less than both. `log_p` are the log densities [S] up to a constant.
+        before it has less than both.
+
+        Args:
+            log_p: log densities of the points up to a constant, [S].
+            draws: noise of the draws of the posterior, [n, d].
+            weights: of these draws, with sum 1, [n].
         """
         draw = log_p[0]
         far = (self.noise - self.noise[:1]).square().sum(-1) > MODE_DISTANCE**2
@@ -100,12 +106,22 @@ class ModeSearch(NamedTuple):
         for (change, _), start, end in zip(self.paths, ends, ends[1:], strict=False):
             level = log_p[start:end]
             valley = torch.cummin(level, 0).values < torch.minimum(level, draw) - DIP
-            if bool((far[start:end] & (level > draw - LOWER) & valley).any()):
+            seen = far[start:end] & (level > draw - LOWER) & valley
+            if any(
+                not self._is_reached(start + i, draws, weights)
+                for i in seen.nonzero()[:, 0].tolist()
+            ):
                 return (
                     f"the posterior has another mode, without draws, where {change}: narrow the "
                     "prior, or check the model with pyrofl.reference.nuts"
                 )
         return ""
+
+    def _is_reached(self, point: int, draws: Tensor, weights: Tensor) -> bool:
+        """Return whether draws lie near a point, as seen along the line from the draw to it."""
+        line = self.noise[point] - self.noise[0]
+        position = (draws - self.noise[0]) @ line / line.square().sum()
+        return float(weights[position > NEAR].sum()) > FEW
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data.federation import Federation, a_row
 from pyrofl.inference.definition.aggregator import Aggregator
 from pyrofl.inference.definition.averages import AggregationError
-from pyrofl.inference.definition.description import described
+from pyrofl.inference.definition.description import describe
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.definition.user_code import users_code
@@ -112,7 +112,7 @@ def validate_method(
                 raise error from None
         if not users_code(method)[0]:
             return  # the library's own methods are tested for every release
-        described(method)  # which refuses tensors that a hook has stored inside a network's call
+        describe(method, has_text=False)  # which refuses tensors that a hook has stored
         if few.clients == 1:
             return
         if int(data.sizes.max()) <= MANY:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.posteriors.outcomes import warn_user
 from pyrofl.models.likelihood_factors.linear import is_linear, knows_noise, with_linear
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
@@ -92,17 +93,20 @@ def _found(
     _check_curvature(found, some)
     found = with_linear(found, some)
     if found.linear is not None and not knows_noise(found):
-        _refuse_constant(shown)
+        _warn_of_constant(shown)
     return found, declared.text()
 
 
-def _refuse_constant(data: Federation) -> None:
-    """Raise ValueError if all responses are equal: a standard deviation has no posterior then."""
+def _warn_of_constant(data: Federation) -> None:
+    """Warn if all responses are equal: their standard deviation may have no posterior then.
+
+    It has one if clients have one row each, or if its prior vanishes fast enough at 0.
+    """
     y = data.y[torch.cat(list(data.train))]
     if len(y) > 1 and bool((y == y[0]).all()):
-        raise ValueError(
-            f"all responses are {float(y[0]):g}, so that their standard deviation has no proper "
-            "posterior; check the data, or fix the standard deviation in the program"
+        warn_user(
+            f"all responses are {float(y[0]):g}, so that their standard deviation may have no "
+            "proper posterior; check the data, or fix the standard deviation in the program",
         )
 
 
@@ -159,6 +163,8 @@ def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
     """Return the own sites that are normal but not standard; OtherStructure for any other."""
     found = set()
     for name in own:
+        if sites[name]["scale"] != 1 or sites[name]["mask"] is not None:
+            raise OtherStructure(f"site {name!r} of each client has a scale or a mask")
         base = base_of(sites[name]["fn"])
         if isinstance(base, torch.distributions.MultivariateNormal):
             found.add(name)

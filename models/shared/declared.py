@@ -26,7 +26,8 @@ from pyrofl.models.shared.sites import Layout, Site
 from pyrofl.models.shared.unconstrained import DECENTRED, name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
-TOGETHER = 8  # draws that are compared with each alone
+TOGETHER, CELLS = 400, 2_000_000  # draws of one run, of which many reach a branch; their cells
+ALONE = 8  # draws that are compared with a run of each alone
 CLIENTS = 64  # whose responses are checked at a time
 
 
@@ -76,12 +77,13 @@ class Declared:
     def refuse_joint_draws(self) -> None:
         """Raise ValueError if densities at several draws in one run are not those of each alone."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
-        every = traced(self.program, both, TOGETHER, 1.0)
+        draws = max(ALONE, min(TOGETHER, CELLS // both.mask.numel()))
+        every = traced(self.program, both, draws, 1.0)
         values = {name: site["value"] for name, site in latent(every)}
         at_all = _densities(every, both)
-        for s in range(TOGETHER):
+        for s in range(ALONE):
             alone = {
-                name: value[s : s + 1] if len(value) == TOGETHER else value
+                name: value[s : s + 1] if len(value) == draws else value
                 for name, value in values.items()
             }
             run = traced(poutine.condition(self.program, alone), both, 1, 1.0)
@@ -93,7 +95,7 @@ class Declared:
                 one = together[s] if len(together) > 1 else together[0]
                 if not torch.allclose(one, density[0], rtol=1e-3, atol=1e-3, equal_nan=True):
                     again = _densities(
-                        traced(poutine.condition(self.program, values), both, TOGETHER, 1.0), both
+                        traced(poutine.condition(self.program, values), both, draws, 1.0), both
                     )
                     if not torch.allclose(again[name], together, equal_nan=True):
                         raise ValueError(
@@ -125,18 +127,17 @@ class Declared:
                 shape = (DRAWS, *batch.mask.shape)
                 if density.shape != shape or value.shape[-2:] != batch.mask.shape:
                     continue
-                without = ~density.isfinite().any(0) & batch.mask
-                good = density.isfinite().all(0) & batch.mask
-                if not bool(without.any()) or not bool(good.any()):
-                    continue
-                # Where another value has a density, it is the value that has none.
-                every = value.expand(shape)
-                other = fn.log_prob(every[0][good][0].expand_as(every))
-                without &= other.isfinite().all(0)
-            for c, b in without.nonzero()[:1].tolist():
+                values = value.expand(shape)
+                outside = ~base_of(fn).support.check(values[0])
+                without = ~density.isfinite().any(0)
+                good = density.isfinite().all(0) & batch.mask & ~outside
+                if bool(good.any()):  # where another value has a density, it is the value's fault
+                    without &= fn.log_prob(values[0][good][0].expand(shape)).isfinite().all(0)
+                    outside |= without
+            for c, b in (outside & batch.mask).nonzero()[:1].tolist():
                 raise ValueError(
                     f"{self.data.names[int(batch.ids[c])]}: site {name!r} has the value "
-                    f"{float(every[0, c, b]):g}, which has no density under its "
+                    f"{float(values[0, c, b]):g}, which has no density under its "
                     f"{type(base_of(fn)).__name__}: it is outside of the support or at the "
                     "boundary; move such values inside, or use another distribution"
                 )

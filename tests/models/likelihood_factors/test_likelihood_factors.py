@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from checks import close
+from pyro import poutine
 from scipy.special import gammaln
 from torch import Tensor
 
@@ -586,6 +587,54 @@ def test_exchanged_values_of_two_sites_are_a_second_mode():
     both = 0.01 < float((drawn["a"] < drawn["b"]).mean()) < 0.99
     said = run.status.kind != "converged"
     assert both or said, [str(one.message) for one in caught]
+
+
+def one_row_of_a_cosine(received, local, batch):
+    with batch.clients():
+        p = pyro.sample("p", dist.Uniform(-math.pi, math.pi))
+        with batch.rows():
+            pyro.sample("y", dist.Normal((p + batch.x[..., 0]).cos(), 0.5), obs=batch.y)
+
+
+def test_a_mode_with_draws_is_not_reported_as_one_without(recwarn):
+    """The posterior given y = -1 has modes at both ends of the range of p."""
+    data = Federation.from_arrays({"a": (np.zeros((1, 1)), np.array([-1.0]))})
+    method = likelihood_factors.hierarchical(one_row_of_a_cosine, data, shared="p")
+    run = pyrofl.fit(method, data, progress=False)
+    drawn = run.to_arviz(4000, progress=False)["posterior"]["p"].values
+    assert 0.4 < (drawn > 0).mean() < 0.6
+    assert not [str(w.message) for w in recwarn if "another mode" in str(w.message)]
+    assert "another mode" not in run.status.why
+
+
+@pytest.mark.parametrize(("handler", "deviation"), [("scale", 0.5), ("mask", math.inf)])
+def test_a_scale_or_a_mask_of_an_own_site_counts(handler, deviation):
+    """N(mu, 1) to the power 4 is normal with sd 0.5; masked, the rows say nothing on mu."""
+    around = {
+        "scale": lambda: poutine.scale(scale=4.0),
+        "mask": lambda: poutine.mask(mask=torch.tensor(False)),
+    }[handler]
+
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            with around():
+                u = pyro.sample("u", dist.Normal(mu, 1.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(u, 1.0), obs=batch.y)
+
+    rng = np.random.default_rng(0)
+    data = Federation.from_arrays({n: (np.zeros((3, 1)), rng.normal(1, 1, 3)) for n in "abc"})
+    with pytest.raises(likelihood_factors.structure.OtherStructure, match="a scale or a mask"):
+        likelihood_factors.hierarchical(program, data, shared="mu")
+    if handler == "mask":
+        return
+    run = pyrofl.fit(pyrofl.hierarchical(program, data, shared="mu"), data, progress=False)
+    drawn = run.to_arviz(4000, progress=False)["posterior"]["mu"].values
+    variance = 1 / (1 / 4 + 3 / (deviation**2 + 1 / 3))
+    mean = variance * sum(float(y.mean()) for y in data.y.split(3)) / (deviation**2 + 1 / 3)
+    assert abs(drawn.mean() - mean) < 0.1 * variance**0.5
+    assert drawn.std() == pytest.approx(variance**0.5, rel=0.1)
 
 
 def test_one_sign_is_not_reported_as_two():
