@@ -53,6 +53,9 @@ __all__ = [
     "without_parameters",
 ]
 
+DECENTRED = "_decentred"  # ends the name of the standard normal of a site that was centred
+FREED = "_unconstrained"  # ends the name of a site whose support depended on other sites or data
+
 Program = Callable[[Tensors, Tensors, Batch], object]
 """A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
 

@@ -23,7 +23,7 @@ from torch.distributions import biject_to
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.prior_conversion import Prior, as_prior, nobody
-from pyrofl.inference.definition.programs import Program, refuse_subsampling
+from pyrofl.inference.definition.programs import DECENTRED, FREED, Program, refuse_subsampling
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.models.shared.places import place_of
@@ -42,8 +42,6 @@ from pyrofl.tensors import (
 
 CONSTANT = 1e-3  # of a log scale less a log variable, in all draws
 SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
-DECENTRED = "_decentred"  # ends the name of the standard normal of a site that was centred
-FREED = "_unconstrained"  # ends the name of a site whose support depended on other sites or data
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
