@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
-from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.programs import DECENTRED, Program
 from pyrofl.inference.posteriors.outcomes import warn_user
 from pyrofl.models.likelihood_factors.linear import is_linear, knows_noise, with_linear
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
@@ -27,7 +27,6 @@ from pyrofl.models.likelihood_factors.structure import (
 )
 from pyrofl.models.shared.declared import Declared
 from pyrofl.models.shared.unconstrained import (
-    DECENTRED,
     layouts,
     name_of,
     spread_by_others,

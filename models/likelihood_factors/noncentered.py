@@ -11,8 +11,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyrofl.inference.definition.elbo import base_of
+from pyrofl.inference.definition.programs import DECENTRED
 from pyrofl.inference.training.noise import open_latent
-from pyrofl.models.shared.unconstrained import DECENTRED, as_deterministic
+from pyrofl.models.shared.unconstrained import as_deterministic
 
 
 class NonCentered(Messenger):

@@ -21,9 +21,9 @@ from torch.distributions import constraints
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent, log_prob, observed, per_draw, weighed
-from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.programs import DECENTRED, Program
 from pyrofl.models.shared.sites import Layout, Site
-from pyrofl.models.shared.unconstrained import DECENTRED, name_of, spread_by_others, traced
+from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
 TOGETHER, CELLS = 400, 2_000_000  # draws of one run, of which many reach a branch; their cells
