@@ -131,7 +131,7 @@ class ConvergenceStatus:
         if not corrected:
             note = f"{note}; to_arviz corrects its draws where their weights are reliable"
         elif corrected == "yes":
-            note = f"{note}, which corrected draws account for"
+            note = f"{note}; the draws of to_arviz are corrected"
         else:
             note = f"{note}, and its draws are not corrected"
         return replace(self, why=f"{self.why}; {note}")

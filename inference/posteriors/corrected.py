@@ -48,7 +48,7 @@ from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.client_groups import grouped, rounded
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
-from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
+from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.importance_sampling import (
     Reply,
     Request,
@@ -373,6 +373,8 @@ class Correction:
             if strict:
                 raise
             self.outcome = f"no: {error.reason}"
+            if isinstance(error, NoUsableDraws):
+                self.unreliable = f"draws cannot be corrected, as {error.reason}"
             if not error.quiet:
                 warn_user(
                     f"draws are not corrected: {error.reason}; draws of the guide are used, which "

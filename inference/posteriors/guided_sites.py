@@ -32,6 +32,10 @@ class CannotCorrect(ValueError):
         self.reason, self.quiet, self.advice = reason, quiet, advice
 
 
+class NoUsableDraws(CannotCorrect):
+    """Error raised if no weights are usable, as where the guide is far from the posterior."""
+
+
 @dataclass(frozen=True)
 class GuidedSites:
     """Latent sites of a guide, traced for one group of clients; they are the same for all."""

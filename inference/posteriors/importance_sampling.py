@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from pyrofl.inference.definition.rejection import SINGULAR
 from pyrofl.inference.posteriors.group_weights import GroupTerms
-from pyrofl.inference.posteriors.guided_sites import LEAST, CannotCorrect, GuidedSites
+from pyrofl.inference.posteriors.guided_sites import LEAST, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.proposals import (
     FEWER,
     Listed,
@@ -125,7 +125,7 @@ class Weighing:
         try:
             return self._of_list() if self.guided.listed else self._of_noise()
         except SINGULAR as error:
-            raise CannotCorrect(
+            raise NoUsableDraws(
                 "the weighted draws do not vary in some direction",
                 "check the model: its posterior may be improper",
             ) from error
@@ -179,7 +179,7 @@ class Weighing:
         for _ in range(ADAPTED):
             near, before = nearer(near, mixture.noise, log_w.exp(), FEWER), log_w
             noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
-            server, level = self.listed.listed_at(noise)
+            server, level = self._listed_at(noise)
             places = Listed(len(noise)).sample((len(noise),))
             reply = self.exchange(Request(places, draws, server=server, more=True))
             mixture = mixture.extended(near, noise, level, _ratio(reply))
@@ -196,13 +196,22 @@ class Weighing:
         if elsewhere is None:
             return _weighed(values, log_w, k, doubt)
         # Their terms and values are the last of the exchange; as draws they have no weight.
-        server, level = self.listed.listed_at(elsewhere.noise)
+        server, level = self._listed_at(elsewhere.noise)
         places = Listed(len(level)).sample((len(level),))
         reply = self.exchange(Request(places, draws, server=server, more=True))
         missing_mode = elsewhere.second_mode(_ratio(reply) + level, mixture.noise, log_w.exp())
         values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
         none = torch.full_like(level, -torch.inf)
         return _weighed(values, torch.cat([log_w, none]), k, doubt, missing_mode)
+
+    def _listed_at(self, noise: Tensor) -> tuple[Tensors, Tensor]:
+        """Return a server state that lists draws at this noise, and their finite log densities.
+
+        Far out a density may be undefined, as that of cut points that are equal in floating point.
+        """
+        assert self.listed is not None
+        server, level = self.listed.listed_at(noise)
+        return server, level.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
 
     def _needed(self, log_w: Tensor) -> int:
         """Return the number of draws to weigh, given log weights of few."""
@@ -244,11 +253,11 @@ def _ratio(reply: Reply) -> Tensor:
     """Return the log ratio of the posterior to the guide [S], up to a constant.
 
     Raises:
-        CannotCorrect: if no draw has a density under the posterior.
+        NoUsableDraws: if no draw has a density under the posterior.
     """
     ratio = reply.terms[0].prior + sum(one.log_l.sum(1) for one in reply.terms)
     if not bool(ratio.isfinite().any()):
-        raise CannotCorrect(
+        raise NoUsableDraws(
             "no draw of the guide has a density under the model",
             "fit more rounds to bring the guide closer to the posterior",
         )

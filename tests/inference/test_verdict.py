@@ -92,7 +92,7 @@ def test_unreliable_weights_are_in_the_status_of_a_converged_run():
     ("outcome", "ends"),
     [
         ("", "too narrow; to_arviz corrects its draws where their weights are reliable"),
-        ("yes", "too narrow, which corrected draws account for"),
+        ("yes", "too narrow; the draws of to_arviz are corrected"),
         ("no: corrected=False", "too narrow, and its draws are not corrected"),
     ],
 )

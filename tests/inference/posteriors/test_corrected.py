@@ -229,7 +229,7 @@ def test_the_status_describes_the_draws_that_to_arviz_returned_last():
     run.ending = {"note": "the guide is too wide"}
     assert "to_arviz corrects" in str(run.status)
     run.to_arviz(50)
-    assert str(run.status).endswith("which corrected draws account for")
+    assert str(run.status).endswith("the draws of to_arviz are corrected")
     run.to_arviz(50, corrected=False)
     assert str(run.status).endswith("its draws are not corrected")
     run.to_arviz(50, groups=["prior"])

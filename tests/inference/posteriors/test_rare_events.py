@@ -19,6 +19,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl import Federation
 from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.posteriors import corrected, importance_sampling
 from pyrofl.inference.posteriors.corrected import grouped
 from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
@@ -115,6 +116,34 @@ def test_marginal_likelihoods_are_exact_in_the_tails_of_the_list(run):
     ratio = off.exp().unflatten(0, (len(far), size))
     assert float(ratio.std(1).max()) < 0.25
     assert float((ratio.mean(1) - 1).abs().max()) < 0.25
+
+
+def test_draws_where_the_server_has_no_density_are_left_out(run, monkeypatch):
+    """As of cut points that are equal in floating point, whose log density is not a number."""
+    near_list = corrected.near_list
+
+    def undefined_far_out(*arguments):
+        listed = near_list(*arguments)
+
+        def listed_at(noise):
+            server, level = listed.listed_at(noise)
+            return server, torch.where(noise.norm(dim=-1) > 6, torch.nan, level)
+
+        return replace(listed, listed_at=listed_at)
+
+    monkeypatch.setattr(corrected, "near_list", undefined_far_out)
+    compare(run, grid(*FEW))
+    assert run.status.kind == "converged"
+
+
+def test_draws_without_any_usable_weights_are_no_converged_run(run, monkeypatch):
+    def fail(*arguments):
+        raise torch.linalg.LinAlgError
+
+    monkeypatch.setattr(importance_sampling, "nearer", fail)
+    with pytest.warns(UserWarning, match="draws are not corrected: the weighted draws do not vary"):
+        run.to_arviz(100, progress=False)
+    assert str(run.status).startswith("not converged: draws cannot be corrected, as the weighted")
 
 
 @pytest.mark.slow
