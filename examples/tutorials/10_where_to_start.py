@@ -173,6 +173,7 @@ for name, runs in found.items():
     axes.errorbar(epochs, np.mean(runs, 0), error, marker="o", capsize=3, label=name)
 axes.set(xlabel="epochs of fine-tuning", ylabel="accuracy of new clients (± standard error)")
 axes.legend()
+plt.show()
 
 # %%
 for name, runs in found.items():

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
@@ -26,6 +28,7 @@ from pyrofl.models.likelihood_factors.structure import (
     random_points,
 )
 from pyrofl.models.shared.declared import Declared
+from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import (
     layouts,
     name_of,
@@ -69,7 +72,10 @@ def _found(
         raise OtherStructure(f"the support of site {moving[0]!r} depends on other sites or on data")
     declared = Declared(program, shown, *layouts(program, one, shared, wide, rows=rows))
     declared.check()
+    if shown is data:  # simulated rows may be outside of supports
+        declared.check_responses()
     sites = dict(latent(traced(program, one, 3, 1.0)))
+    _refuse_scales(sites, declared.mine, one)
     centered = _centered(sites, {site.name for site in declared.mine.sites})
     spread = {s.name for s in declared.ours.sites if spread_by_others(sites[s.name]["fn"])}
     bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
@@ -158,12 +164,28 @@ def _refuse(structure: Structure, batch: Batch) -> None:
         )
 
 
+def _refuse_scales(sites: Mapping[str, Any], mine: Layout, batch: Batch) -> None:
+    """Raise OtherStructure if an own site has a scale or mask that is not that of `batch.rows`."""
+
+    def plain() -> None:
+        with batch.clients():
+            pyro.sample("once", dist.Normal(0.0, 1.0))
+            with batch.rows():
+                pyro.sample("in rows", dist.Normal(0.0, 1.0))
+
+    expected = poutine.trace(plain).get_trace().nodes
+    for name in (site.name for site in mine.sites):
+        one: Mapping[str, Any] = expected["in rows" if name in mine.of_rows else "once"]
+        for key, none in (("scale", 1.0), ("mask", True)):
+            value, known = (none if s[key] is None else s[key] for s in (sites[name], one))
+            if bool((torch.as_tensor(value) != torch.as_tensor(known)).any()):
+                raise OtherStructure(f"site {name!r} of each client has a {key} of its own")
+
+
 def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
     """Return the own sites that are normal but not standard; OtherStructure for any other."""
     found = set()
     for name in own:
-        if sites[name]["scale"] != 1 or sites[name]["mask"] is not None:
-            raise OtherStructure(f"site {name!r} of each client has a scale or a mask")
         base = base_of(sites[name]["fn"])
         if isinstance(base, torch.distributions.MultivariateNormal):
             found.add(name)

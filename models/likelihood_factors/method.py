@@ -54,6 +54,8 @@ UNMIXED = (
     "MultivariateNormal effects, or use pvi.hierarchical"
 )
 
+SMALLEST = 0.125  # part of the changes of factors that a round makes at least
+OVERSHOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
 IMPROPER = "the product of prior and factors is not a distribution; use pvi.hierarchical"
 
 
@@ -64,6 +66,8 @@ class LikelihoodFactors:
     The server holds the factors as server/shift [J, n] and server/precision [J, n, n], 0 for
     clients that have not reported; draws of the shared variables u as server/draws [S, d], with
     their log density server/log_density [S]; and mean and sd [d], whose changes show convergence.
+    A round makes a part server/share of the factors' changes; server/change [d] is that of the mean
+    in the last round, in standard deviations.
     """
 
     structure: Structure
@@ -134,6 +138,7 @@ class LikelihoodFactors:
         none = {n: mean.new_zeros(clients, *shapes.get(n, ())) for n in (*self.parts, "reported")}
         drawn = self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0)
         none |= {"missing": mean.new_tensor(float(clients)), "several": mean.new_zeros(())}
+        none |= {"share": mean.new_ones(()), "change": torch.zeros_like(mean)}
         return drawn | under("server", none)
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
@@ -160,13 +165,44 @@ class LikelihoodFactors:
         self, server: Tensors, message: Tensors, cohort: Cohort, source: Generator
     ) -> Tensors:
         """Replace the factors of reporting clients, and draw the shared variables again."""
-        ids = cohort.ids.cpu()
-        new = under("server", message | {"reported": torch.ones(len(ids))})
-        factors = {n: precise(server[n]).index_copy(0, ids, precise(new[n])) for n in self.tables}
+        factors = self._changed(server, message, cohort.ids.cpu())
         if "several" in message:  # as of the widest cavity so far
             several = message["several"].sum().to(server["server/several"])
             server = server | {"server/several": several.maximum(server["server/several"])}
         return self.replace(server, factors, source)
+
+    def _changed(self, server: Tensors, message: Tensors, ids: Tensor) -> Tensors:
+        """Return the tables of factors with those of reporting clients, or a part of the changes.
+
+        Factors that all clients compute at once may overshoot, and those with negative curvature
+        may have an improper product. A part of each change leads to the same fixed point, as in
+        damped expectation propagation (Minka and Lafferty, UAI 2002, section 4).
+        """
+        new = under("server", message | {"reported": torch.ones(len(ids))})
+        draws, share = precise(server["server/draws"]), float(server["server/share"])
+        while True:
+            tables = {}
+            for name in self.tables:
+                old, value = precise(server[name]), precise(new[name])
+                if name != "server/reported":
+                    value = old[ids].lerp(value, share)
+                tables[name] = old.index_copy(0, ids, value)
+            proper = self._may_be_proper({n: tables[f"server/{n}"] for n in self.parts}, draws)
+            if proper or share <= SMALLEST:
+                return tables
+            share /= 2
+
+    def _next_share(self, server: Tensors, mean: Tensor) -> Tensors:
+        """Return the part of changes that the next round makes, half if the mean overshoots.
+
+        It does if it turns back, by at least half of its last change and of a standard deviation.
+        """
+        change = (mean - precise(server["mean"])) / precise(server["sd"])
+        last, share = precise(server["server/change"]), server["server/share"]
+        size = float(change.norm())
+        if float(change @ last) < 0 and size > OVERSHOT * max(1.0, float(last.norm())):
+            share = (share / 2).clamp(min=SMALLEST)
+        return {"server/change": change, "server/share": share}
 
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
         """Draw the shared variables again, with other factors of clients."""
@@ -204,6 +240,7 @@ class LikelihoodFactors:
         new = self._drawn(drawn, found.log_density - growth, found.r_hat)
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
             new |= self._moved(server, u, weight)
+        new |= self._next_share(server, new["mean"])
         missing = {"reported": reported, "missing": (reported == 0).sum().double()}
         return server | new | under("server", factors | missing)
 

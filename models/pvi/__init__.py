@@ -343,6 +343,7 @@ def hierarchical(
         )
     declared = Declared(program, data, *sites)
     declared.check()
+    declared.check_responses()
     declared.warn()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)

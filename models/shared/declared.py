@@ -70,6 +70,9 @@ class Declared:
                 f"prior for all clients, or remove {name!r} from shared"
             )
         self.refuse_joint_draws()
+
+    def check_responses(self) -> None:
+        """Raise ValueError if a response of any client has no density; see `refuse_values`."""
         for start in range(0, self.data.clients, CLIENTS):
             ids = torch.arange(start, min(start + CLIENTS, self.data.clients))
             self.refuse_values(self.data.batch(ids))

@@ -146,6 +146,32 @@ def test_draws_without_any_usable_weights_are_no_converged_run(run, monkeypatch)
     assert str(run.status).startswith("not converged: draws cannot be corrected, as the weighted")
 
 
+def binary(clients: int, events: list[int]) -> tuple[list[int], list[int]]:
+    """Return the counts of clients with one row each."""
+    return [1] * clients, [int(i in events) for i in range(clients)]
+
+
+OVERSHOOTING = binary(20, [3]), dist.HalfNormal(2.0)
+
+
+@pytest.mark.filterwarnings("ignore:estimates of corrected draws .* for the sd of")
+def test_factors_that_overshoot_change_by_a_part():
+    """Factors of many alike clients, all changed at once, may alternate without end."""
+    run = fitted(*OVERSHOOTING)
+    assert run.state.server["server/share"] < 1
+    assert run.status.kind == "converged"
+    compare(run, grid(*OVERSHOOTING))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:estimates of corrected draws .* for the sd of")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_improper_product_of_factors_is_left_by_smaller_changes(seed):
+    """Undamped changes lead to a product of prior and factors that is no distribution."""
+    counts, prior = binary(60, [5, 20, 40]), dist.HalfNormal(2.0)
+    compare(fitted(counts, prior, seed), grid(counts, prior))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_twelve_hospitals_with_six_deaths(seed):
