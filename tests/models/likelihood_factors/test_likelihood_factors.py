@@ -626,7 +626,7 @@ def test_a_scale_or_a_mask_of_an_own_site_counts(handler, deviation):
     rng = np.random.default_rng(0)
     data = Federation.from_arrays({n: (np.zeros((3, 1)), rng.normal(1, 1, 3)) for n in "abc"})
     with pytest.raises(
-        likelihood_factors.structure.OtherStructure, match="a (scale|mask) of its own"
+        likelihood_factors.structure.OtherStructure, match=r"a (scale|mask) of its own"
     ):
         likelihood_factors.hierarchical(program, data, shared="mu")
     if handler == "mask":
