@@ -44,7 +44,8 @@ def hierarchical(
         data: the federation; the model is run on its first clients to find its structure. Of an
             outline without rows (`pyrofl.data.outline`), it is run on simulated rows. Each client
             checks that its own rows have this structure.
-        shared: patterns of the sites that are one for all clients; others are each client's own.
+        shared: names or shell patterns, separated by spaces, of the sites that are one for all
+            clients, such as "mu tau" or "beta_*"; others are each client's own.
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
         guide: of the shared sites, by PVI, such as `guides.flow(3)`; see `pvi.hierarchical`.

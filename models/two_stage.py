@@ -366,7 +366,8 @@ def hierarchical(
             the shared ones: write theta ~ Normal(mu, tau), not mu + tau * eta, and give each client
             its own noise scale.
         data: the federation; the model is run on its first clients to validate it.
-        shared: patterns of the sites that are one for all clients; others are each client's own.
+        shared: names or shell patterns, separated by spaces, of the sites that are one for all
+            clients, such as "mu tau" or "beta_*"; others are each client's own.
         draws: posterior draws S that a client sends; the work of the server grows with S and the
             number of clients.
         wide: standard deviation of improper priors to start with; without effect on the result.

@@ -131,6 +131,8 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
             shown = repr(value) if is_short else f"a {type(value).__name__}"
             if inspect.isfunction(value):
                 shown = f"a function ({', '.join(inspect.signature(value).parameters)})"
+            if expected == "a text" and isinstance(value, list | tuple):
+                expected += f" with spaces, such as {' '.join(map(str, value))!r}"
             raise ValueError(f"{name} is {shown}; expected {expected}")
         if isinstance(value, str | PurePath) and "\0" in str(value):
             raise ValueError(f"{name} is {str(value)!r}; expected no NUL character in it")

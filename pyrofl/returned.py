@@ -101,6 +101,11 @@ CAUSES = (
     (r"Expected scale", "poutine.scale requires a scale above 0"),
     (r"Input arguments must all be", "parameters of a distribution must be numbers or tensors"),
     (r"Poisson rate", "a rate must be positive: pass it through exp()"),
+    (
+        r"same dtype|expected scalar type|different dtypes",
+        "tensors made outside of the program need the type of its data: use them as "
+        "TENSOR.to(batch.x)",
+    ),
     (r"^KeyError", "expected a name that init, download or init_client returns"),
     (r"'NoneType' object has no attribute 'log_prob'", "pyro.sample requires a distribution"),
 )

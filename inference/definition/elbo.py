@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import reduce
+from numbers import Real
 from typing import Any, cast
 
 import pyro.distributions as dist
@@ -276,17 +277,27 @@ def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
 
 def log_prob(name: str, site: Any) -> Tensor:
     """Return the log density of a Pyro site's value, without the site's scale and mask."""
+    if not isinstance(site["value"], Tensor):
+        value = site["value"]
+        shown = repr(value) if isinstance(value, Real) else f"a {type(value).__name__}"
+        raise ValueError(f"obs of site {name!r} is {shown}; expected a tensor, as batch.y is")
     try:
         return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
         raise ValueError(f"site {name!r}: {error}") from error
     except RuntimeError as error:
-        value = site["value"]
+        value, kind = site["value"], type(base_of(site["fn"])).__name__
+        if "must match the size" in str(error):
+            raise ValueError(
+                f"site {name!r}: its values have shape {list(value.shape)}, and its {kind} has "
+                f"shape {list(site['fn'].shape())}; expected shapes that broadcast, with the rows "
+                "last, or after to_event(1) last but one"
+            ) from error
         if "can't be cast" not in str(error) or value.is_floating_point():
             raise
         raise ValueError(
             f"site {name!r}: its values are {str(value.dtype).removeprefix('torch.')}, and its "
-            f"{type(base_of(site['fn'])).__name__} needs numbers; use obs=batch.y.to(batch.x.dtype)"
+            f"{kind} needs numbers; use obs=batch.y.to(batch.x.dtype)"
         ) from error
 
 

@@ -65,7 +65,8 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
             ones, centered or not; sites inside `batch.rows()`, if no client has more than 16 rows.
         data: the federation; the model is run on its first clients to find its structure. Of an
             outline without rows (`pyrofl.data.outline`), it is run on simulated rows.
-        shared: patterns of the sites that are one for all clients; others are each client's own.
+        shared: names or shell patterns, separated by spaces, of the sites that are one for all
+            clients, such as "mu tau" or "beta_*"; others are each client's own.
             Both are shown before the fit, and by `print(method)`.
         wide: standard deviation of improper priors before round one; without effect on the result.
 

@@ -31,10 +31,15 @@ class NonCentered(Messenger):
         if msg["name"] not in self.names or not open_latent(msg):
             return
         fn, base = msg["fn"], base_of(msg["fn"])
+        matrix = isinstance(base, torch.distributions.MultivariateNormal)
+        if not matrix and not isinstance(base, torch.distributions.Normal):
+            raise ValueError(
+                f"site {msg['name']!r} is a {type(base).__name__} for some clients, and normal for "
+                "others; expected the same distribution for all"
+            )
         shape = fn.batch_shape + fn.event_shape
         standard = dist.Normal(base.loc.new_zeros(shape), base.loc.new_ones(shape))
         noise = pyro.sample(msg["name"] + DECENTRED, standard.to_event(fn.event_dim))
-        matrix = isinstance(base, torch.distributions.MultivariateNormal)
         root = base.scale_tril if matrix else base.scale.expand(shape)
         value = base.loc + ((root @ noise[..., None])[..., 0] if matrix else root * noise)
         self.roots[msg["name"] + DECENTRED] = root, matrix

@@ -276,7 +276,8 @@ def hierarchical(
             reads neither of the first two. A latent site may also be inside `batch.rows()`, or one
             plate of the program's own: each client has then one for each row or place.
         data: the federation; the model is run on its first client to see its sites.
-        shared: patterns of the sites that are one for all clients; others are each client's own.
+        shared: names or shell patterns, separated by spaces, of the sites that are one for all
+            clients, such as "mu tau" or "beta_*"; others are each client's own.
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
         guide: of the shared sites. None is a normal, which PVI is about; `guides.flow(3)`,

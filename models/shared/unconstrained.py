@@ -257,7 +257,10 @@ def layouts(
     names = [name_of(site.name) for site in found]
     ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
     if not ours:
-        raise ValueError(f"shared is {shared!r}; expected patterns of some of {', '.join(names)}")
+        raise ValueError(
+            f"shared is {shared!r}, which matches no latent site; expected names or patterns of "
+            f"some of {', '.join(names)}, separated by spaces, such as {names[0]!r} or '*'"
+        )
     for pattern in unmatched_patterns(shared, names):
         raise ValueError(
             f"{pattern!r} in shared matches no latent site; {suggest_name(pattern, names)}"

@@ -169,3 +169,57 @@ def test_unknown_dimensions_name_the_sites_alone():
     run = pyrofl.fit(method, DATA, 1, progress=False)
     with pytest.raises(ValueError, match=r"unknown site in dims 'zz'; expected one of b$"):
         run.to_arviz(dims={"zz": ("a",)})
+
+
+def with_observation(observation: Callable[[Tensor, Tensor, Batch], object]) -> Callable[..., None]:
+    """Return a hierarchical program with the given observation."""
+
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            normal, gamma = dist.Normal(mu, 1.0), dist.Gamma(2.0, 1.0)
+            second = observation is second_is_gamma and bool((batch.ids == 1).any())
+            u = pyro.sample("u", gamma if second else normal)
+            with batch.rows():
+                observation(mu, u, batch)
+
+    return program
+
+
+def second_is_gamma(mu: Tensor, u: Tensor, batch: Batch) -> None:
+    observed(dist.Normal(u, 1.0), batch)
+
+
+WEIGHTS = torch.ones(2, 1)
+HIERARCHICAL: dict[str, tuple[Callable[[Tensor, Tensor, Batch], object], str]] = {
+    "a NumPy array": (
+        lambda mu, u, batch: pyro.sample("y", dist.Normal(u, 1.0), obs=batch.y.numpy()),
+        "obs of site 'y' is a ndarray; expected a tensor, as batch.y is",
+    ),
+    "a number": (
+        lambda mu, u, batch: pyro.sample("y", dist.Normal(u, 1.0), obs=0.5),
+        "obs of site 'y' is 0.5; expected a tensor, as batch.y is",
+    ),
+    "two columns": (
+        lambda mu, u, batch: pyro.sample(
+            "y", dist.Normal(u, 1.0), obs=batch.y[..., None].expand(*batch.y.shape, 2)
+        ),
+        r"site 'y': its values have shape \[2, 5, 2\], and its Normal has shape .*2, 5\]",
+    ),
+    "an outside tensor of another type": (
+        lambda mu, u, batch: observed(dist.Normal(u + (batch.x @ WEIGHTS)[..., 0], 1.0), batch),
+        r"same dtype.* use them as TENSOR.to\(batch.x\)",
+    ),
+    "another distribution for a client": (
+        second_is_gamma,
+        "site 'u' is a Gamma for some clients, and normal for others",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HIERARCHICAL)
+def test_a_hierarchical_program_fails_in_one_line(case):
+    observation, line = HIERARCHICAL[case]
+    with pytest.raises(ValueError, match=line) as error:
+        pyrofl.hierarchical(with_observation(observation), DATA, shared="mu")
+    assert "\n" not in str(error.value)

@@ -158,7 +158,7 @@ def test_the_method_does_not_need_rows():
 
 
 def test_other_errors_are_those_of_the_user():
-    with pytest.raises(ValueError, match="expected patterns of some of mu, effect"):
+    with pytest.raises(ValueError, match="expected names or patterns of some of mu, effect"):
         pyrofl.hierarchical(normal, rows(), shared="tau")
 
 
