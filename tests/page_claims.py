@@ -475,12 +475,17 @@ CLAIMS = [
     Claim(HIERARCHICAL, rf"likelihood factors \| 2 \| {N},", lambda: [len(rounds(2))]),
     Claim(
         HIERARCHICAL,
-        rf"likelihood factors \| {N} to {N} \| {N}: {N} to {N}; kidney: {N}; [^|]*?posterior: {N};",
+        rf"likelihood factors \| {N} to {N} \| {N}: {N} to {N}; `sleepstudy_gamma`: {N}; "
+        rf"kidney: {N}; [^|]*?posterior: {N} ",
         lambda: [
             *planning.UNDAMPED,
             len(rounds(*range(3, 10))),
             *(n for n in (3, 8) if rounds(n) and not rounds(9)),
-            *(n for n in (23, 52) if rounds(n) in (["kidney"], ["banana"])),
+            *(
+                n
+                for n in (10, 11, 62)
+                if rounds(n) in (["sleepstudy_gamma"], ["kidney"], ["banana"])
+            ),
         ],
     ),
     Claim(HIERARCHICAL, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
