@@ -31,7 +31,7 @@ WORDS: dict[Any, str] = {abc.Callable: "a function", abc.Mapping: "a dict"}
 WORDS |= {
     abc.Sequence: "a list or tuple",
     tuple: "a tuple",
-    str: "a text",
+    str: "a string",
     Path: "a path",
     bool: "True or False",
 }
@@ -131,8 +131,8 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
             shown = repr(value) if is_short else f"a {type(value).__name__}"
             if inspect.isfunction(value):
                 shown = f"a function ({', '.join(inspect.signature(value).parameters)})"
-            if expected == "a text" and isinstance(value, list | tuple):
-                expected += f" with spaces, such as {' '.join(map(str, value))!r}"
+            if expected == "a string" and isinstance(value, list | tuple):
+                expected += f", such as {' '.join(map(str, value))!r}"
             raise ValueError(f"{name} is {shown}; expected {expected}")
         if isinstance(value, str | PurePath) and "\0" in str(value):
             raise ValueError(f"{name} is {str(value)!r}; expected no NUL character in it")

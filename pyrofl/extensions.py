@@ -27,7 +27,7 @@ def register(places: Mapping[str, str]) -> None:
     for point, place in places.items():
         if not isinstance(place, str) or not all(place.partition(":")):
             raise ValueError(
-                f"{point} is registered as {place!r}; expected a text 'module:function'"
+                f"{point} is registered as {place!r}; expected a string 'module:function'"
             )
         if _places and not place.startswith(OWN):
             known(point, _places, "extension point")

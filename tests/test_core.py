@@ -112,7 +112,7 @@ def test_an_extension_replaces_another_and_is_imported_when_it_is_needed(monkeyp
         extensions.register({"pointe": "math:sqrt"})
     for place in ("math", "math.sqrt", "math:", ":sqrt", math.sqrt):
         with pytest.raises(
-            ValueError, match=r"point is registered as .*; expected a text 'module:"
+            ValueError, match=r"point is registered as .*; expected a string 'module:"
         ):
             extensions.register({"point": place})
     extensions.register({"point": "no_such_module:function"})

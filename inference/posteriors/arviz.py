@@ -25,7 +25,7 @@ from pyrofl.inference.definition.table_method import axes_of
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
-from pyrofl.inference.monitoring.status import ConvergenceStatus
+from pyrofl.inference.monitoring.status import ConvergenceStatus, trained_by
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
 from pyrofl.inference.posteriors.draws import (
@@ -225,9 +225,11 @@ def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Conver
     verdicts = [run.status for run in runs]
     for run, verdict in zip(runs, verdicts, strict=True):
         if verdict.kind == "diverged" and not allow_diverged:
+            has_rates = trained_by(run.method)
+            remedy = "lower the learning rates" if has_rates else "check the model's priors"
             raise ValueError(
-                f"the run of seed {run.seed} {verdict}; lower the learning rates, or pass "
-                "allow_diverged=True to accept it"
+                f"the run of seed {run.seed} {verdict}; {remedy}, or pass allow_diverged=True to "
+                "accept it"
             )
     return verdicts
 

@@ -109,7 +109,7 @@ def _refusal(answer: Any) -> str:
     why = answer.get("why") if isinstance(answer, Mapping) else None
     if why is None or isinstance(why, str):
         return plain(why or "")
-    return f"why is a {type(why).__name__}; expected a text"
+    return f"why is a {type(why).__name__}; expected a string"
 
 
 def _parts(up: Tensors, clients: int, draws: int, sets: int) -> Tensor:

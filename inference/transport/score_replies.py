@@ -189,7 +189,7 @@ def _text(flat: Mapping[str, Any], name: str) -> str:
     """Return a text of a reply; raise ValueError for other values."""
     value = flat[name]
     if not isinstance(value, str):
-        raise ValueError(f"{name} is a {type(value).__name__}; expected a text")
+        raise ValueError(f"{name} is a {type(value).__name__}; expected a string")
     return plain(value, SHORT)
 
 

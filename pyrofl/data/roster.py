@@ -69,7 +69,7 @@ def names_of(what: str, words: Iterable[str]) -> tuple[str, ...]:
     words = tuple(words)
     for j, word in enumerate(words):
         if not isinstance(word, str) or not word:
-            raise ValueError(f"{what}[{j}] is {word!r}; expected a text that is not empty")
+            raise ValueError(f"{what}[{j}] is {word!r}; expected a string that is not empty")
     if len(set(words)) != len(words):
         twice = Counter(words).most_common(1)[0][0]
         raise ValueError(f"{what}: expected distinct names, found {twice!r} twice")

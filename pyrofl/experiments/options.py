@@ -88,7 +88,7 @@ def choice(literal: Any) -> Kind:
 def not_empty(text: str) -> str:
     """Return a command-line argument unchanged; raise an error if it is empty or contains NUL."""
     if not text or "\0" in text:
-        raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
+        raise ArgumentTypeError(f"found {text!r}; expected a string that is not empty, without NUL")
     return text
 
 

@@ -199,5 +199,7 @@ def words_of(settings: Mapping[str, str | int | float]) -> str:
     """
     for name, value in settings.items():
         if isinstance(value, str) and set(value) & set("\"'\\\n"):
-            raise ValueError(f"{name} is {value!r}; expected a text without quotes and backslashes")
+            raise ValueError(
+                f"{name} is {value!r}; expected a string without quotes and backslashes"
+            )
     return " ".join(f"{n}={json.dumps(v)}" for n, v in settings.items())

@@ -65,8 +65,8 @@ def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def _word(what: str, value: Any) -> Any:
-    """Convert a number, a text or texts to a JSON value; raise ValueError for other values."""
+    """Convert a number, a string or strings to a JSON value; raise ValueError for other values."""
     texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
     if not texts and not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a text or texts")
+        raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a string or strings")
     return list(value) if texts else value

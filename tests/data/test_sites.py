@@ -90,8 +90,8 @@ GAP = FRAME.assign(age=[1.0, np.nan, 2, 3, np.nan, 4])
 BAD = [
     ({}, {}, "sites is empty; expected a non-empty dict"),
     ([("A", (X, Y))], {}, "sites is a list; expected a non-empty dict"),
-    ({1: (X, Y)}, {}, "names of sites[0] is 1; expected a text"),
-    ({"": (X, Y)}, {}, "names of sites[0] is ''; expected a text"),
+    ({1: (X, Y)}, {}, "names of sites[0] is 1; expected a string"),
+    ({"": (X, Y)}, {}, "names of sites[0] is ''; expected a string"),
     ({"A": (X, Y, X)}, {}, "A has a tuple of 3; expected (x, y) or (x, y, x_test, y_test)"),
     ({"A": X}, {}, "A has a ndarray; expected (x, y)"),
     ({"A": (X, Y[:5])}, {}, "A: x has 6 rows and y has 5; expected the same number"),

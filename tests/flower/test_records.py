@@ -68,7 +68,7 @@ def test_what_all_receive_travels_once():
 
 def test_what_no_message_holds_is_refused():
     for value, told in (
-        (None, "order: w is None; expected a tensor, a number, a text or texts"),
+        (None, "order: w is None; expected a tensor, a number, a string or strings"),
         ({"a": 1}, "order: w is {'a': 1}; expected a tensor"),
         ((1, 2), r"order: w is \(1, 2\); expected a tensor"),
     ):

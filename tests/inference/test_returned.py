@@ -177,7 +177,7 @@ def server() -> pyrofl.Server:
             "a: its reply is a NoneType; expected a dict",
         ),
         (lambda: pyrofl.Client(method(), numbers()).train(None), "order is None; expected a dict"),
-        (lambda: pyrofl.load(None), "folder is None; expected a text or a path"),
+        (lambda: pyrofl.load(None), "folder is None; expected a string or a path"),
         (lambda: pyrofl.load("a\0b"), r"folder is 'a\\x00b'; expected no NUL character"),
         (lambda: pyrofl.load(Path("a\0b")), "folder is .* expected no NUL character"),
         (lambda: pyrofl.figures.save(None, "a\0b"), "path is .* expected no NUL character"),

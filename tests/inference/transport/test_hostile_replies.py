@@ -291,9 +291,9 @@ SCORES: dict[str, tuple[Change, str]] = {
     "another's": (put("names", ("client 3",)), "its reply is of client 3; expected a reply of"),
     "another round": (put("round", 7), "replies to {'round': 7"),
     "another model": (put("model", EVIL), "; expected replies to"),
-    "model of tensors": (put("model", torch.ones(2)), "model is a Tensor; expected a text"),
+    "model of tensors": (put("model", torch.ones(2)), "model is a Tensor; expected a string"),
     "long model": (put("model", LONG), "(1,000,000 characters)"),
-    "part": (put("part", ["test"]), "part is a list; expected a text"),
+    "part": (put("part", ["test"]), "part is a list; expected a string"),
     "a number": (lambda reply: 7, "its reply is a int; expected a dict"),
     "metric's name": (put(f"score/{EVIL}", one(1.0)), "expected a printable name"),
 }
@@ -538,8 +538,11 @@ WEIGHTS: dict[str, tuple[Change, str]] = {
     "a number": (lambda r: 3, "its reply is a int; expected a dict"),
     "refusal": (put("why", EVIL), "round 9: all is well"),
     "long refusal": (put("why", LONG), "(1,000,000 characters)"),
-    "refusal of numbers": (put("why", 7), "client 0: why is a int; expected a text"),
-    "refusal of tensors": (put("why", torch.ones(2)), "client 0: why is a Tensor; expected a text"),
+    "refusal of numbers": (put("why", 7), "client 0: why is a int; expected a string"),
+    "refusal of tensors": (
+        put("why", torch.ones(2)),
+        "client 0: why is a Tensor; expected a string",
+    ),
 }
 
 
