@@ -278,6 +278,7 @@ ABML, MB = "examples/papers/fedabml/README.md", "examples/papers/pfedmb/README.m
 VD, BE = "examples/papers/metavd/README.md", "examples/papers/fedbe/README.md"
 NUMBERS = "examples/NUMBERS.md"
 HIERARCHICAL, START = "examples/docs/hierarchical.md", "examples/docs/start.md"
+POSTERIORS = "examples/posteriors/words.md"
 GUARANTEES, FLOWER = "examples/docs/guarantees.md", "examples/docs/flower.md"
 
 CLAIMS = [
@@ -471,10 +472,10 @@ CLAIMS = [
         CONFORMAL, rf"and {N} to {N} at the worst client", lambda: ends(sets("uncalibrated_lowest"))
     ),
     # hierarchical models
-    Claim(HIERARCHICAL, rf"likelihood factors \| 1 \| {N} linear", lambda: [len(rounds(1))]),
-    Claim(HIERARCHICAL, rf"likelihood factors \| 2 \| {N},", lambda: [len(rounds(2))]),
+    Claim(POSTERIORS, rf"likelihood factors \| 1 \| {N} linear", lambda: [len(rounds(1))]),
+    Claim(POSTERIORS, rf"likelihood factors \| 2 \| {N},", lambda: [len(rounds(2))]),
     Claim(
-        HIERARCHICAL,
+        POSTERIORS,
         rf"likelihood factors \| {N} to {N} \| {N}: {N} to {N}; `sleepstudy_gamma`: {N}; "
         rf"kidney: {N}; [^|]*?posterior: {N} ",
         lambda: [
@@ -488,7 +489,7 @@ CLAIMS = [
             ),
         ],
     ),
-    Claim(HIERARCHICAL, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
+    Claim(POSTERIORS, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
     Claim(HIERARCHICAL, rf"after at most {N} rounds; `rounds", lambda: [fit.MOST]),
     Claim(START, rf"after at most {N} rounds", lambda: [fit.MOST]),
     Claim(START, rf"most {N} of the site's standard", lambda: [status.FAR * status.SMALL["mean"]]),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
-import math
 import re
 import shlex
 import tomllib
@@ -370,37 +368,6 @@ def test_exit_codes_are_those_of_the_commands():
         4,
         130,
     )
-
-
-def test_worst_ratios_of_the_hierarchical_page_are_those_of_posteriors():
-    """The ratio that is farthest from 1, of the draws of the guide and of corrected ones."""
-    names = {
-        "eight schools": "eight_schools",
-        "surgical": "surgical",
-        "seeds": "seeds",
-        "kidney": "kidney",
-        "baseball": "baseball",
-        "sleep study, correlated": "sleepstudy_lkj",
-    }
-    worst: dict[tuple[str, str], tuple[float, str]] = {}
-    with (ROOT / "examples" / "posteriors" / "results.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["method"].startswith("pvi") and row["shift"] and not row["rounds"]:
-                both = [(round(float(row[n]), 2), row[f"{n}_at"]) for n in ("low", "high")]
-                ratio, at = max(both, key=lambda one: abs(math.log(one[0])))
-                worst[row["problem"], row["method"]] = ratio, at.partition("[")[0]
-    rows = re.findall(r"(?m)^\|.*\|$", page("hierarchical"))
-    begin = next(i for i, row in enumerate(rows) if row.startswith("| | eight schools |"))
-    head, _, corrected, plain = rows[begin : begin + 4]
-    columns = [cell.strip() for cell in head.strip("|").split("|")][1:]
-    assert columns == [*names]
-    for line, kind in ((plain, "pvi_guide"), (corrected, "pvi")):
-        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
-        for cell, name in zip(cells, names.values(), strict=True):
-            ratio, site = worst[name, kind]
-            stated, where = cell.split()
-            assert float(stated) == ratio, (name, cell, ratio)
-            assert where == site or (where, site) == ("correlation", "rho"), (name, cell, site)
 
 
 @pytest.mark.parametrize(
