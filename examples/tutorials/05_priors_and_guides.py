@@ -20,7 +20,7 @@
 # After this lesson (about 75 minutes) you can
 #
 # - replace a prior, and compare the models by leave-one-out cross-validation (LOO) and in a figure,
-# - replace a guide, recognize what it cannot represent, and derive how much too narrow it is,
+# - replace a guide, recognize what it cannot represent, and derive by how much it is too narrow,
 # - decide which of the two matters for your data.
 #
 # You need lessons 1 to 4. The cells compute for about a minute.

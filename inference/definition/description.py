@@ -78,7 +78,7 @@ class Description:
 
 
 def describe(method: Method, has_text: bool = True) -> Description:
-    """Describe a method as part names -> text, such as "phases.0.updates.0.optim.lr" -> "0.01".
+    """Map each part of a method to a description, such as "phases.0.updates.0.optim.lr" -> "0.01".
 
     Functions are described by their source and the values they refer to: closure variables, such
     as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
@@ -100,7 +100,7 @@ def describe(method: Method, has_text: bool = True) -> Description:
 
 
 def described(method: Method) -> dict[str, str]:
-    """Return a method's description as a dict of part names -> text; see `describe`."""
+    """Return a dict from each part of a method to its description; see `describe`."""
     return describe(method).parts
 
 

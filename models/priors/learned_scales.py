@@ -155,7 +155,7 @@ def learning(
 
 
 def _refuse_other_sites(method: Method, names: tuple[str, ...]) -> None:
-    """Raise ValueError if a name is no site of the guide, as far as its start shows."""
+    """Raise ValueError if a name is not a site of the guide."""
     batch = nobody()
     cohort = Cohort(0 * batch.ids, batch.size)
     try:

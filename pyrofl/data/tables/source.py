@@ -1,4 +1,4 @@
-"""Origin of features and target in a user's file, including omitted rows and columns."""
+"""Where features and target come from in a user's file, and what was omitted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
-    """Origin of features and target: a table's columns or a file's arrays, and what is omitted."""
+    """Where features and target come from, and what was omitted."""
 
     target: str
     features: tuple[str, ...]
