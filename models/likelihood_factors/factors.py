@@ -44,6 +44,7 @@ NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, an
 LATTICE = 32, 128  # of more effects, in all
 STEPS, MODES = 40, 40  # Newton steps at most, by u and by eta
 CLOSE = 1e-10  # Newton decrement that ends them
+LOST = 10.0  # rounding error of a log density that excludes it
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
 UNKNOWN = (
     "the likelihood of a client is 0, not finite or without derivatives at all points searched, "
@@ -71,7 +72,12 @@ def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Ten
     sums = {name: part.sum(0, keepdim=True) for name, part in factors.items()}
     each = of_effects(u, root, noise, factors)
     total: Tensor = without_effects(u, noise, sums)[:, 0] + each.sum(-1)
-    return total
+    if "square" not in factors:
+        return total
+    # Both terms are as large as the squares over the noise variance, and cancel each other: where
+    # that loses all digits, as for a tiny noise, errors are not to look like a high density.
+    error = noise * sums["square"][0] * torch.finfo(total.dtype).eps
+    return torch.where(error > LOST, -torch.inf, total)
 
 
 def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:

@@ -1,5 +1,7 @@
 """Chains that do not move, cavities that are nearly singular, and clients without a likelihood."""
 
+import math
+
 import programs
 import pyro
 import pyro.distributions as dist
@@ -11,6 +13,7 @@ from pyrofl.inference import hmc as sampler
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
+from pyrofl.models.likelihood_factors.factors import log_product
 from pyrofl.models.likelihood_factors.leaving import LEAST, inverse, positive
 from pyrofl.returned import ClientError
 
@@ -160,3 +163,21 @@ def test_factors_whose_product_is_improper_are_refused():
     cohort = data.cohort(torch.arange(8))
     with pytest.raises(AggregationError, match=r"is not a distribution; use pvi\.hierarchical"):
         method.aggregate(server, message, cohort, torch.Generator())
+
+
+def test_draws_whose_density_has_lost_all_digits_are_excluded():
+    """Where s is tiny, y^2 / s^2 cancels against the effects' part, up to rounding errors."""
+    y = torch.randn(20, generator=torch.Generator().manual_seed(0)).double() * 2
+    factors = {
+        "shift": y[:, None].expand(-1, 2),
+        "precision": torch.ones(20, 2, 2).double(),
+        "square": y.square(),
+        "count": torch.ones(20).double(),
+    }
+    s, tau = torch.tensor([[1.0, 0.5], [1e-3, 2.0], [1e-10, 1e6]]).double().T
+    u = torch.zeros(3, 1).double()
+    found = log_product(u, tau[:, None, None], s**-2, factors)
+    scale = (s.square() + tau.square()).sqrt()
+    exact = dist.Normal(0.0, scale).log_prob(y[:, None]).sum(0) + 10 * math.log(2 * math.pi)
+    assert torch.allclose(found[:2], exact[:2], rtol=1e-6)
+    assert found[2] == -torch.inf

@@ -1,0 +1,98 @@
+"""Draw the figures of the README: `python examples/docs/making/readme_figures.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+
+import pyrofl
+from pyrofl import datasets, federations, reference
+
+FOLDER = Path(__file__).parents[2]  # examples/
+METHODS = {  # of the table of tuned methods -> name, and whether it has a posterior
+    "local": ("local training", False),
+    "fedavg": ("FedAvg", False),
+    "fedper": ("FedPer", False),
+    "ditto": ("Ditto", False),
+    "perfedavg": ("Per-FedAvg", False),
+    "pvi": ("PVI", True),
+    "fedbe": ("FedBE", True),
+    "metavd": ("MetaVD", True),
+    "pfedmb": ("pFedMB", False),
+    "pfedvem": ("pFedVEM", True),
+}
+COLORS = {"federated": "C0", "HMC on pooled data": "C1"}
+
+
+def model(received, local, batch):
+    """Return the model of the eight schools."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        with batch.rows():
+            pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+
+
+def posterior() -> None:
+    """Draw the effects of eight schools by one federated round, beside HMC on the pooled data."""
+    schools = federations.split(datasets.load("eight_schools"), "groups")
+    run = pyrofl.fit(pyrofl.hierarchical(model, schools, shared="mu tau"), schools, progress=False)
+    draws = {
+        "federated": run.to_arviz(draws=4000, progress=False),
+        "HMC on pooled data": reference.hmc(model, schools, shared="mu tau"),
+    }
+    figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    for i, (name, data) in enumerate(draws.items()):
+        theta = data["posterior"]["theta"].values.reshape(-1, len(schools.names))
+        low, middle, high = np.quantile(theta, (0.025, 0.5, 0.975), axis=0)
+        at = np.arange(len(schools.names)) + 0.3 * (i - 0.5)
+        axes.hlines(at, low, high, color=COLORS[name], linewidth=2)
+        axes.plot(middle, at, "o", color=COLORS[name], markersize=5, label=name)
+    axes.set_yticks(range(len(schools.names)), [f"school {name}" for name in schools.names])
+    axes.invert_yaxis()
+    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.set(xlabel="effect on the test score: median and 95% interval")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FOLDER / "readme_posterior.png", dpi=130)
+
+
+def methods() -> None:
+    """Draw accuracy and calibration error of ten methods, from the table of tuned methods."""
+    table = pd.read_csv(FOLDER / "papers" / "tuned" / "scores.csv")
+    table = table[table.method.isin(METHODS) & table.metric.isin(["accuracy", "ece"])]
+    table["adaptation"] = table.adaptation.fillna("none")
+    kinds = ["method", "model", "adaptation"]
+    means = table.pivot_table(index=kinds, columns="metric", values="value").reset_index()
+    best = means.loc[means.groupby("method").accuracy.idxmax()].sort_values("accuracy")
+    figure, panels = plt.subplots(1, 2, figsize=(7.5, 3.6), sharey=True, layout="constrained")
+    labels = {"accuracy": "accuracy", "ece": "calibration error (0 is best)"}
+    for axes, (metric, label) in zip(panels, labels.items(), strict=True):
+        for y, row in enumerate(best.itertuples()):
+            name, has_posterior = METHODS[row.method]
+            same = (table[kinds] == [row.method, row.model, row.adaptation]).all(axis=1)
+            seeds = table[same & (table.metric == metric)].value
+            error = seeds.std() / len(seeds) ** 0.5
+            color = "C0" if has_posterior else "0.5"
+            axes.errorbar(seeds.mean(), y, xerr=error, fmt="o", color=color, markersize=6)
+        axes.set(xlabel=label)
+        axes.grid(axis="y", color="0.92")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    tuned = [", fine-tuned" * (row.adaptation == "fine_tune") for row in best.itertuples()]
+    names = [METHODS[name][0] + text for name, text in zip(best.method, tuned, strict=True)]
+    panels[0].set_yticks(range(len(best)), names)
+    for color, name in (("C0", "posterior"), ("0.5", "point estimate")):
+        panels[1].plot([], [], "o", color=color, label=name)
+    panels[1].legend(frameon=False)
+    figure.savefig(FOLDER / "readme_methods.png", dpi=130)
+
+
+if __name__ == "__main__":
+    posterior()
+    methods()
