@@ -131,7 +131,7 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
             shown = repr(value) if is_short else f"a {type(value).__name__}"
             if inspect.isfunction(value):
                 shown = f"a function ({', '.join(inspect.signature(value).parameters)})"
-            if expected == "a string" and isinstance(value, list | tuple):
+            if hints[name] is str and isinstance(value, list | tuple):
                 expected += f", such as {' '.join(map(str, value))!r}"
             raise ValueError(f"{name} is {shown}; expected {expected}")
         if isinstance(value, str | PurePath) and "\0" in str(value):

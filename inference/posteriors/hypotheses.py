@@ -23,7 +23,7 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "log": np.log,
     "sqrt": np.sqrt,
     "abs": np.abs,
-    "expit": lambda v: 1 / (1 + np.exp(-v)),
+    "expit": lambda v: np.exp(-np.logaddexp(0.0, -v)),  # without overflow
     "logit": lambda v: np.log(v / (1 - v)),
 }
 OPERATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {

@@ -207,7 +207,7 @@ class Weighing:
     def _listed_at(self, noise: Tensor) -> tuple[Tensors, Tensor]:
         """Return a server state that lists draws at this noise, and their finite log densities.
 
-        Far out a density may be undefined, as that of cut points that are equal in floating point.
+        The density of extreme draws may be undefined, such as cut points equal in floating point.
         """
         assert self.listed is not None
         server, level = self.listed.listed_at(noise)

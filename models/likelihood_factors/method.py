@@ -176,7 +176,8 @@ class LikelihoodFactors:
 
         Factors that all clients compute at once may overshoot, and those with negative curvature
         may have an improper product. A part of each change leads to the same fixed point, as in
-        damped expectation propagation (Minka and Lafferty, UAI 2002, section 4).
+        damped expectation propagation (Minka and Lafferty, UAI 2002, section 4). Factors of linear
+        models are exact at once, so that they are changed in full.
         """
         new = under("server", message | {"reported": torch.ones(len(ids))})
         draws, share = precise(server["server/draws"]), float(server["server/share"])
@@ -188,7 +189,7 @@ class LikelihoodFactors:
                     value = old[ids].lerp(value, share)
                 tables[name] = old.index_copy(0, ids, value)
             proper = self._may_be_proper({n: tables[f"server/{n}"] for n in self.parts}, draws)
-            if proper or share <= SMALLEST:
+            if proper or share <= SMALLEST or self.structure.linear is not None:
                 return tables
             share /= 2
 
@@ -200,7 +201,10 @@ class LikelihoodFactors:
         change = (mean - precise(server["mean"])) / precise(server["sd"])
         last, share = precise(server["server/change"]), server["server/share"]
         size = float(change.norm())
-        if float(change @ last) < 0 and size > OVERSHOT * max(1.0, float(last.norm())):
+        back = float(change @ last) < 0 and size > OVERSHOT * max(1.0, float(last.norm()))
+        # The mean also turns back as other clients report for the first time.
+        whole = bool(server["server/reported"].all()) and self.structure.linear is None
+        if back and whole:
             share = (share / 2).clamp(min=SMALLEST)
         return {"server/change": change, "server/share": share}
 

@@ -149,7 +149,8 @@ def test_classes_under_a_bernoulli_model_are_refused_before_anything_leaves(proj
     (project.folder / "own.py").write_text(code)
     made = changed(project.folder, methods=("own.py:made",))
     data = rows_of(made, str(project.folder / "sites/hospital_1.csv"), "h")
-    with pytest.raises(ValueError, match=r"site 'y': its values are int64"):
+    line = r"site .y.: its values are int64, and its Bernoulli needs numbers; use obs=batch\.y\.to"
+    with pytest.raises(ValueError, match=line):
         leaving(made, data)
 
 

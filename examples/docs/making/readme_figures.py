@@ -1,4 +1,4 @@
-"""Draw the figures of the README: `python examples/docs/making/readme_figures.py`."""
+"""Draw the README's figures: PYTHONPATH=examples:examples/docs python -m making.readme_figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import pyro
-import pyro.distributions as dist
 
 import pyrofl
+from making.cards import effects
 from pyrofl import datasets, federations, reference
 
 FOLDER = Path(__file__).parents[2]  # examples/
@@ -29,23 +28,15 @@ METHODS = {  # of the table of tuned methods -> name, and whether it has a poste
 COLORS = {"federated": "C0", "HMC on pooled data": "C1"}
 
 
-def model(received, local, batch):
-    """Return the model of the eight schools."""
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
-        theta = pyro.sample("theta", dist.Normal(mu, tau))
-        with batch.rows():
-            pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
-
-
 def posterior() -> None:
-    """Draw the effects of eight schools by one federated round, beside HMC on the pooled data."""
+    """Draw the effects of eight schools, federated and by HMC on the pooled data."""
     schools = federations.split(datasets.load("eight_schools"), "groups")
-    run = pyrofl.fit(pyrofl.hierarchical(model, schools, shared="mu tau"), schools, progress=False)
+    run = pyrofl.fit(
+        pyrofl.hierarchical(effects, schools, shared="mu tau"), schools, progress=False
+    )
     draws = {
         "federated": run.to_arviz(draws=4000, progress=False),
-        "HMC on pooled data": reference.hmc(model, schools, shared="mu tau"),
+        "HMC on pooled data": reference.hmc(effects, schools, shared="mu tau"),
     }
     figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
     for i, (name, data) in enumerate(draws.items()):

@@ -119,10 +119,10 @@ def test_marginal_likelihoods_are_exact_in_the_tails_of_the_list(run):
 
 
 def test_draws_where_the_server_has_no_density_are_left_out(run, monkeypatch):
-    """As of cut points that are equal in floating point, whose log density is not a number."""
+    """For example, the log density of cut points that are equal in floating point is NaN."""
     near_list = corrected.near_list
 
-    def undefined_far_out(*arguments):
+    def undefined_for_extremes(*arguments):
         listed = near_list(*arguments)
 
         def listed_at(noise):
@@ -131,7 +131,7 @@ def test_draws_where_the_server_has_no_density_are_left_out(run, monkeypatch):
 
         return replace(listed, listed_at=listed_at)
 
-    monkeypatch.setattr(corrected, "near_list", undefined_far_out)
+    monkeypatch.setattr(corrected, "near_list", undefined_for_extremes)
     compare(run, grid(*FEW))
     assert run.status.kind == "converged"
 

@@ -609,7 +609,7 @@ def test_a_mode_with_draws_is_not_reported_as_one_without(recwarn):
 
 @pytest.mark.parametrize(("handler", "deviation"), [("scale", 0.5), ("mask", math.inf)])
 def test_a_scale_or_a_mask_of_an_own_site_counts(handler, deviation):
-    """N(mu, 1) to the power 4 is normal with sd 0.5; masked, the rows say nothing on mu."""
+    """N(mu, 1) to the power 4 is normal with sd 0.5; masked, the rows have no information on mu."""
     around = {
         "scale": lambda: poutine.scale(scale=4.0),
         "mask": lambda: poutine.mask(mask=torch.tensor(False)),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
 import pyrofl
-from pyrofl import datasets, federations
+from pyrofl import datasets, federations, participation
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
 from pyrofl.inference.engine.federate import federate
@@ -252,3 +252,29 @@ def test_one_round_of_pvi_is_the_normal_posterior_of_the_pooled_rows():
     found = Normals(3, True).matrix(state.server["precision"])
     torch.testing.assert_close(found, precision, rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(state.server["shift"], precision @ mean, rtol=EXACT, atol=EXACT)
+
+
+def test_exact_factors_are_never_damped_with_partial_participation():
+    """Means that turn back, as other clients report, do not shorten the change of exact factors."""
+    rng = np.random.default_rng(0)
+    rows = {f"c{i:02}": (np.ones((3, 1)), rng.normal((-1) ** i * 6, 1, 3)) for i in range(8)}
+    data = Federation.from_arrays(rows)
+
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+            u = pyro.sample("u", dist.Normal(mu, 2.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(u, 1.0), obs=batch.y)
+
+    method = pyrofl.hierarchical(program, data, shared="mu")
+    some = participation.fixed(2)
+    run = pyrofl.fit(method, data, rounds=30, participation=some, progress=False)
+    server = run.state.server
+    assert not server["server/missing"]
+    assert server["server/share"] == 1
+    variance = 1 / (1 / 100 + len(rows) / (4 + 1 / 3))
+    mean = variance * sum(y.mean() for _, y in rows.values()) / (4 + 1 / 3)
+    drawn = run.to_arviz(4000, progress=False)["posterior"]["mu"].values
+    assert abs(drawn.mean() - mean) < 0.1 * variance**0.5
+    assert drawn.std() == pytest.approx(variance**0.5, rel=0.1)
