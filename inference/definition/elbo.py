@@ -16,7 +16,8 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import constraints, kl_divergence
+from torch.distributions.utils import lazy_property
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
@@ -281,6 +282,11 @@ def log_prob(name: str, site: Any) -> Tensor:
         value = site["value"]
         shown = repr(value) if isinstance(value, Real) else f"a {type(value).__name__}"
         raise ValueError(f"obs of site {name!r} is {shown}; expected a tensor, as batch.y is")
+    if site["is_observed"] and not site["value"].dim():
+        raise ValueError(
+            f"obs of site {name!r} is one number, {site['value'].item():g}; expected one for each "
+            "row, as batch.y has, such as torch.ones_like(batch.y)"
+        )
     try:
         return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
@@ -324,6 +330,18 @@ def base_of(fn: Any) -> Any:
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
     return fn
+
+
+def parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield name, value and constraint of each parameter of a distribution."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    for name, constraint in getattr(fn, "arg_constraints", {}).items():
+        is_set = name in fn.__dict__ or not isinstance(getattr(type(fn), name, None), lazy_property)
+        if is_set and not constraints.is_dependent(constraint):
+            value = getattr(fn, name)
+            if isinstance(value, Tensor):
+                yield name, value, constraint
 
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:

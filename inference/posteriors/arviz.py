@@ -357,6 +357,8 @@ def _groups(
     elif "posterior" in chosen:
         sites = draw(method, data, state, axes.ids, spec)
         groups["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
+    if client_draws is None and "posterior" in groups:
+        correction.warn_of_exact(groups["posterior"])
     if stats:
         stats |= correction.of_estimates(groups["posterior"]) if "posterior" in groups else {}
         groups["sample_stats"] = groups.get("sample_stats", {}) | stats

@@ -27,6 +27,7 @@ By default draws are corrected, except those that `reason_against` names.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,7 @@ from pyrofl.inference.posteriors.outcomes import (
     heavy_tail,
     outcome_of,
     untrusted,
+    warn_of_heavy_tails,
     warn_user,
 )
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
@@ -72,6 +74,7 @@ from pyrofl.turns import synchronized
 TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
 ALONE = 4000  # minimum number of weighted draws of a client without shared sites
 NETWORK = 50  # largest number of network parameters that are corrected by default
+EXACT = "no: the draws are of the exact posterior"
 T = TypeVar("T")
 
 
@@ -326,6 +329,21 @@ class Correction:
             for n, v in stats.items()
         }
 
+    def warn_of_exact(self, posterior: Mapping[str, Variable]) -> None:
+        """Warn if draws of the exact posterior have too heavy a tail for means and sds.
+
+        Fewer than `TRIED` draws do not show it.
+        """
+        if self.outcome != EXACT:
+            return
+        draws = {n: v.value for n, v in posterior.items() if len(v.value) >= TRIED}
+        found = {
+            n: shapes(v, torch.full((len(v),), -math.log(len(v))).double(), -math.inf)
+            for n, v in draws.items()
+        }
+        none = torch.zeros(1)
+        warn_of_heavy_tails(Weights(none, none, 0, shapes=found), "exact")
+
     def of_estimates(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
         """Return the Pareto shapes of the estimates of each variable of the posterior."""
         variables = {}
@@ -365,7 +383,7 @@ class Correction:
             return None, None
         exact = getattr(method.views[spec.view(method)], "exact", None)
         if not strict and exact and exact(state.server):
-            self.outcome = "no: the draws are of the exact posterior"
+            self.outcome = EXACT
             return None, None
         try:
             corrected_draws, weights = weigh()

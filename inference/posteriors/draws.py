@@ -24,7 +24,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.posteriors.server import SiteSubstitution, of_server
-from pyrofl.inference.training.noise import ClientNoise
+from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import synchronized
 
@@ -39,7 +39,8 @@ class Values(NamedTuple):
 class JointNoise(ClientNoise):
     """Pyro messenger that draws shared sites with the same random numbers for all clients.
 
-    Other sites are drawn with each client's own generator.
+    Other sites are drawn with each client's own generator. A site that selects among draws of the
+    server selects each of them once before it selects one again.
     """
 
     def __init__(
@@ -56,7 +57,21 @@ class JointNoise(ClientNoise):
         self.generators = (
             self.common if matches(msg["name"], self.shared) else self.client_generators
         )
+        is_selection = msg["infer"].get("listed") and open_latent(msg)
         super()._pyro_sample(msg)
+        if is_selection:
+            shift = torch.stack([torch.rand((), generator=g) for g in self.generators])
+            msg["value"] = spaced(msg["value"], shift[:, None].to(msg["value"]))
+
+
+def spaced(noise: Tensor, shift: Tensor) -> Tensor:
+    """Return quantiles of the standard normal in the order of noise [S, *p], evenly spaced.
+
+    Each is standard normal, as the first is shifted by a uniform part `shift` [*p] of the distance.
+    """
+    ranks = noise.argsort(0).argsort(0)
+    quantiles: Tensor = torch.special.ndtri((ranks + shift) / len(noise))
+    return quantiles
 
 
 @checked

@@ -47,6 +47,16 @@ def heavy_estimates(weights: Weights) -> str:
     return ", ".join(texts)
 
 
+def warn_of_heavy_tails(weights: Weights, kind: str) -> None:
+    """Warn of means and standard deviations of a kind of draws with too large a Pareto k."""
+    if heavy := heavy_estimates(weights):
+        warn_user(
+            f"estimates of {kind} draws are unreliable: Pareto k is {heavy} (at most {BAD} is "
+            "reliable), as draws in a heavy tail are few; report the median and the interval, or "
+            "compare with pyrofl.reference.nuts"
+        )
+
+
 def untrusted(weights: Weights) -> Tensor:
     """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
     return is_heavy(weights) | (weights.ess < ENOUGH)
@@ -80,12 +90,7 @@ def outcome_of(
         if weights.doubt:
             why = f"{weights.doubt}; {advice(verdict)}"
             warn_user(f"corrected draws may be unreliable: {why}")
-        if heavy := heavy_estimates(weights):
-            warn_user(
-                f"estimates of corrected draws are unreliable: Pareto k is {heavy} (at most {BAD} "
-                "is reliable), as draws in a heavy tail are few; report the median and the "
-                "interval, or compare with pyrofl.reference.nuts"
-            )
+        warn_of_heavy_tails(weights, "corrected")
         return YES
     whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
     why = _reason(weights, "up to " if names else "")

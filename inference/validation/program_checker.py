@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,9 @@ import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import constraints
-from torch.distributions.utils import lazy_property
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.definition.elbo import latent, observed, traces
+from pyrofl.inference.definition.elbo import latent, observed, parameters, traces
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Program, Supervised, refuse_subsampling
 from pyrofl.inference.definition.seeds import Stream, stream
@@ -173,7 +170,9 @@ class Look:
     def refuse_broken_constraints(self) -> None:
         """Raise ValueError for invalid distribution parameters or responses."""
         for name, site in (*latent(self.q), *latent(self.p), *observed(self.p)):
-            for parameter, value, constraint in _parameters(site["fn"]):
+            for parameter, value, constraint in parameters(site["fn"]):
+                if not value.isfinite().all():
+                    continue
                 if not (good := constraint.check(value)).all():
                     odd = ", ".join(f"{v:g}" for v in value[~good][:1].flatten()[:6])
                     raise ValueError(
@@ -265,18 +264,6 @@ class Look:
 def factors(trace: Any) -> list[tuple[str, Any]]:
     """Return the `pyro.factor` sites of a trace, with their names."""
     return [(n, s) for n, s in observed(trace) if isinstance(s["fn"], dist.Unit)]
-
-
-def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield name, value and constraint of each finite parameter of a distribution."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    for name, constraint in fn.arg_constraints.items():
-        is_set = name in fn.__dict__ or not isinstance(getattr(type(fn), name, None), lazy_property)
-        if is_set and not constraints.is_dependent(constraint):
-            value = getattr(fn, name)
-            if isinstance(value, Tensor) and value.isfinite().all():
-                yield name, value, constraint
 
 
 def log_prob_of(site: Any) -> Tensor:

@@ -13,6 +13,7 @@ aggregates their messages twice. See `real_clients`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -89,12 +90,15 @@ def validate_method(
 
     Warns:
         UserWarning: if the guide reads a tensor that no update changes, the gradient of your loss
-            is not its derivative, or your loss depends on the clients' ids.
+            is not its derivative, your loss depends on the clients' ids, or two clients hold the
+            same training row.
     """
     if not method.phases:
         raise ValueError("phases are (), so no client would train; expected at least one Phase")
     for phase in (*method.phases, *method.adapt):
         phase.count_epochs(data.cohort(torch.arange(data.clients)).ids)
+    if text := _repeated_rows(data):
+        warnings.warn(text, stacklevel=2)
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk_size == 1)
     without = pyro.get_param_store().scope(), pyro.validation_enabled(False)
@@ -125,6 +129,20 @@ def validate_method(
         real = filled(with_real_ids(data, some))
         start = first(method, data, 0, server_state).server
         _in_both_precisions(method, real, some, start, refuse_dependent_clients)
+
+
+def _repeated_rows(data: Federation) -> str:
+    """Return a warning about training rows that two clients hold, or ""."""
+    row, holders = torch.cat(data.train[: data.clients]).unique(return_counts=True)
+    if data.is_outline or int(holders.max()) == 1:
+        return ""
+    first = row[holders > 1][0]
+    names = [n for n, rows in zip(data.names, data.train, strict=True) if first in rows]
+    return (
+        f"{int((holders > 1).sum())} training rows belong to more than one client, such as row "
+        f"{int(first)} to {' and '.join(names[:2])}; each client counts it, as if it had been "
+        "observed again"
+    )
 
 
 def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:

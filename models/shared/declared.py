@@ -20,7 +20,15 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.definition.elbo import base_of, latent, log_prob, observed, per_draw, weighed
+from pyrofl.inference.definition.elbo import (
+    base_of,
+    latent,
+    log_prob,
+    observed,
+    parameters,
+    per_draw,
+    weighed,
+)
 from pyrofl.inference.definition.programs import DECENTRED, Program
 from pyrofl.models.shared.sites import Layout, Site
 from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
@@ -28,6 +36,7 @@ from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 DRAWS = 3  # of the prior, to see what changes with what
 TOGETHER, CELLS = 400, 2_000_000  # draws of one run, of which many reach a branch; their cells
 ALONE = 8  # draws that are compared with a run of each alone
+MAY_BE_INFINITE = "logits", "probs"  # parameters
 CLIENTS = 64  # whose responses are checked at a time
 
 
@@ -50,8 +59,12 @@ class Declared:
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on
-                its data; or a site's name ends as those that the library adds.
+                its data; a parameter of a prior is invalid; or a site's name ends as those that the
+                library adds.
         """
+        both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
+        for name, site in latent(traced(self.program, both, ALONE, 1.0)):
+            _refuse_parameters(name, site["fn"])
         for name in self.values:
             if name.endswith(DECENTRED):
                 raise ValueError(
@@ -73,7 +86,7 @@ class Declared:
 
     def check_responses(self) -> None:
         """Raise ValueError if a response of any client has no density; see `refuse_values`."""
-        for start in range(0, self.data.clients, CLIENTS):
+        for start in range(0, 0 if self.data.is_outline else self.data.clients, CLIENTS):
             ids = torch.arange(start, min(start + CLIENTS, self.data.clients))
             self.refuse_values(self.data.batch(ids))
 
@@ -120,6 +133,7 @@ class Declared:
             if site["type"] != "sample" or not site["is_observed"] or name in self.values:
                 continue
             fn, value = site["fn"], site["value"]
+            _refuse_parameters(name, fn)
             if not _is_valid(fn, value):
                 continue  # the validation of the method explains it
             bounds = vars(base_of(fn).support).values() if value.is_floating_point() else ()
@@ -252,6 +266,23 @@ class Declared:
             value = self.values[name]
             first[name] = value[:1].expand(DRAWS, len(batch), *value.shape[2:])
         return traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
+
+
+def _refuse_parameters(name: str, fn: Any) -> None:
+    """Raise ValueError if a parameter of a site's distribution is invalid wherever it is known."""
+    for parameter, value, constraint in parameters(fn):
+        finite = ~value.isnan() if parameter in MAY_BE_INFINITE else value.isfinite()
+        for _ in range(constraint.event_dim):
+            finite = finite.all(-1)
+        good = constraint.check(value) & finite
+        if good.dim() > 1:  # valid for some draw, client or row; others may be of padding
+            good = good.flatten(0, min(good.dim(), 3) - 1).any(0)
+        if not (constraint.is_discrete or bool(good.all())):
+            odd = value.reshape(-1, *value.shape[3:])[0][~good] if value.dim() > 3 else value
+            raise ValueError(
+                f"{parameter} of the distribution of {name!r} is {float(odd.flatten()[0]):g} at "
+                f"all draws of the prior; expected finite values that satisfy {constraint}"
+            )
 
 
 def _is_valid(fn: Any, value: Any) -> bool:

@@ -39,5 +39,12 @@ def place_of(name: str, site: Any) -> tuple[str, int]:
             "your own, with dim=-1; sites that are one for all clients are named in shared"
         )
     if not others:
+        shape = tuple(site["fn"].batch_shape)
+        if shape and shape[-1] > 1:
+            raise ValueError(
+                f"site {name!r} has batch shape {shape}, and its last axis has no plate; expected "
+                "[clients, 1]: give the prior of a vector .to_event(1), and read its entries as "
+                "b[..., 0]"
+            )
         return "", 1
     return others[0].name, 1 if others[0].name == "rows" else others[0].size

@@ -471,3 +471,12 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
 def test_a_merge_or_view_that_fails_is_refused_in_a_line(changes, told):
     with pytest.raises(ValueError, match=told):
         validate_method(method(**changes), numbers())
+
+
+def test_a_training_row_of_two_clients_is_reported():
+    data = numbers()
+    first, second, *others = data.train
+    both = replace(data, train=(first, torch.cat([second, first[:1]]), *others))
+    line = f"1 training rows .* row {int(first[0])} to {' and '.join(data.names[:2])}; each client"
+    with pytest.warns(UserWarning, match=line):
+        validate_method(method(), both)

@@ -210,6 +210,18 @@ HIERARCHICAL: dict[str, tuple[Callable[[Tensor, Tensor, Batch], object], str]] =
         lambda mu, u, batch: observed(dist.Normal(u + (batch.x @ WEIGHTS)[..., 0], 1.0), batch),
         r"same dtype.* use them as TENSOR.to\(batch.x\)",
     ),
+    "one number for all rows": (
+        lambda mu, u, batch: pyro.sample("y", dist.Normal(u, 1.0), obs=torch.tensor(3.0)),
+        "obs of site 'y' is one number, 3; expected one for each row, as batch.y has",
+    ),
+    "a standard deviation of 0": (
+        lambda mu, u, batch: observed(dist.Normal(u, 0.0), batch),
+        "scale of the distribution of 'y' is 0 at all draws of the prior",
+    ),
+    "a mean that is not a number": (
+        lambda mu, u, batch: observed(dist.Normal(u * torch.nan, 1.0), batch),
+        "loc of the distribution of 'y' is nan at all draws of the prior",
+    ),
     "another distribution for a client": (
         second_is_gamma,
         "site 'u' is a Gamma for some clients, and normal for others",
@@ -223,3 +235,39 @@ def test_a_hierarchical_program_fails_in_one_line(case):
     with pytest.raises(ValueError, match=line) as error:
         pyrofl.hierarchical(with_observation(observation), DATA, shared="mu")
     assert "\n" not in str(error.value)
+
+
+PRIORS: dict[str, tuple[tuple[float, float], Callable[[Tensor], object], str]] = {
+    "nan": ((torch.nan, 2.0), lambda mu: dist.Normal(mu, 1.0), "loc .*'mu' is nan"),
+    "wide": ((0.0, torch.inf), lambda mu: dist.Normal(mu, 1.0), "scale .*'mu' is inf"),
+    "point": ((0.0, 0.0), lambda mu: dist.Normal(mu, 1.0), "scale .*'mu' is 0"),
+    "own point": ((0.0, 2.0), lambda mu: dist.Normal(mu, 0.0), "scale .*'u' is 0"),
+    "negative": ((0.0, 2.0), lambda mu: dist.Normal(mu, -1.0), "scale .*'u' is -1"),
+    "own nan": ((0.0, 2.0), lambda mu: dist.Normal(mu, mu * torch.nan), "scale .*'u'"),
+    "one of two": (
+        (0.0, 2.0),
+        lambda mu: dist.Normal(mu[..., None], torch.tensor([1.0, 0.0])).to_event(1),
+        "scale .*'u' is 0",
+    ),
+    "vector": (
+        (0.0, 2.0),
+        lambda mu: dist.Normal(mu, torch.ones(2)),
+        r"'u' has batch shape .*to_event\(1\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRIORS)
+@pytest.mark.parametrize("build", [pyrofl.hierarchical, pvi.hierarchical])
+def test_a_prior_with_invalid_parameters_is_refused(build, case):
+    of_mu, of_u, line = PRIORS[case]
+
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(*of_mu))
+            pyro.sample("u", of_u(mu))
+            with batch.rows():
+                observed(dist.Normal(mu, 1.0), batch)
+
+    with pytest.raises(ValueError, match=line):
+        build(program, DATA, shared="mu")

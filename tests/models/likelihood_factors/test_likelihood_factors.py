@@ -759,3 +759,39 @@ def test_a_program_without_unknowns_is_refused():
 
     with pytest.raises(ValueError, match="the program has no latent site"):
         pyrofl.hierarchical(program, of_mean(3.0), shared="a")
+
+
+def test_exact_draws_are_selected_once_each():
+    """4,000 draws are of 4,000 places of the list, in which rejected proposals repeat a few."""
+    data = of_mean(1.0)
+    method = likelihood_factors.hierarchical(only_a_scale, data, shared="tau")
+    run = pyrofl.fit(method, data, progress=False)
+    listed = run.state.server["server/draws"].exp()[:, 0]
+    for draws in (1, 100, 4000, 4096):
+        tau = torch.from_numpy(run.to_arviz(draws=draws)["posterior"]["tau"].values.ravel())
+        assert len(tau.unique()) >= 0.99 * draws
+    torch.testing.assert_close(tau.sort().values, listed.sort().values.to(tau))
+    by_client = run.posterior(1000)["tau"]
+    assert bool((by_client == by_client[:, :1]).all())
+
+
+@pytest.mark.parametrize(("clients", "is_heavy"), [(2, True), (8, False)])
+def test_heavy_tails_of_exact_draws_are_reported(clients, is_heavy):
+    """Of n normal means with a half-Cauchy sd, the posterior has no moment from n on."""
+
+    def program(received, local, batch):
+        with batch.clients():
+            tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+            u = pyro.sample("u", dist.Normal(0.0, tau))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(u, 1.0), obs=batch.y)
+
+    y = torch.linspace(-2.0, 2.0, clients).double()
+    data = Federation.from_arrays({f"client {j}": ([[1.0]], [y[j]]) for j in range(clients)})
+    method = likelihood_factors.hierarchical(program, data, shared="tau")
+    run = pyrofl.fit(method, data, progress=False)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run.to_arviz(draws=4000)
+    texts = [str(one.message) for one in found]
+    assert any("of exact draws" in text and "the sd of tau" in text for text in texts) is is_heavy
