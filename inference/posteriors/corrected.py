@@ -74,6 +74,7 @@ from pyrofl.turns import synchronized
 TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
 ALONE = 4000  # minimum number of weighted draws of a client without shared sites
 NETWORK = 50  # largest number of network parameters that are corrected by default
+ROUNDED, FEW = 1e-12, 0.01  # relative distance of a bound; share of draws that are as near to it
 EXACT = "no: the draws are of the exact posterior"
 T = TypeVar("T")
 
@@ -167,7 +168,9 @@ def corrected(
                 values_by_client[i] = {
                     "posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}
                 }
-    weights = weights._replace(shapes=_shapes(parts, log_w, weights.k, ids, latent))
+    doubt = weights.doubt or _at_bound(parts, log_w)
+    found = _shapes(parts, log_w, weights.k, ids, latent)
+    weights = weights._replace(shapes=found, doubt=doubt)
     return [values_by_client[i] for i in ids.tolist()], weights
 
 
@@ -191,6 +194,23 @@ def _shapes(
     order = torch.tensor([i for part in parts for i in part.group.ids])
     at = (ids[:, None] == order).int().argmax(1)
     return {n: torch.cat(v, 1)[:, at] for n, v in shapes_by_site.items()}
+
+
+def _at_bound(parts: Sequence[GroupWeighing], log_w: Sequence[Tensor]) -> str:
+    """Return which site has many draws so near its upper bound that they lose digits, or ""."""
+    for i, part in enumerate(parts):
+        w = log_w[min(i, len(log_w) - 1)].exp()
+        for name, bound in part.guided.bounds.items():
+            if name in part.sites:
+                near = (part.sites[name].value - bound).abs() < ROUNDED * abs(bound)
+                share = float((w @ near.flatten(1).to(w)).max())
+                if share > FEW:
+                    return (
+                        f"{name} is {bound:g} but for rounding in {share:.1%} of its draws, so "
+                        f"that draws nearer to {bound:g} are missing (a site near 0 has more "
+                        "digits, and a likelihood without the site needs none)"
+                    )
+    return ""
 
 
 def near_list(

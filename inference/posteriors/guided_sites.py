@@ -55,18 +55,34 @@ class GuidedSites:
         return FEW if self.listed else LEAST
 
     @cached_property
-    def _guided(self) -> list[tuple[str, Any]]:
-        """Return the guide's latent sites with their distributions."""
+    def _traced(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """Return the latent sites of the guide and of the model, with their distributions."""
         other = self.group._replace(sources=[Generator() for _ in self.group.ids])
         with unproposed(self.method, other):
-            q, _ = traces(self.method.guide, self.method.guide, *self.group.client, 2)
-        return list(latent(q))
+            q, p = traces(self.method.model, self.method.guide, *self.group.client, 2)
+        return list(latent(q)), list(latent(p))
+
+    @property
+    def _guided(self) -> list[tuple[str, Any]]:
+        """Latent sites of the guide with their distributions."""
+        return self._traced[0]
 
     @cached_property
     def latent(self) -> dict[str, bool]:
         """Return for each latent site of the model whether it is in a plate of the program."""
         sites = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
         return {name: in_plate(site) for name, site in sites}
+
+    @cached_property
+    def bounds(self) -> dict[str, float]:
+        """Finite upper bounds of sites, such as 1 of probabilities; 0 loses no digits there."""
+        found = {}
+        for name, site in self._traced[1]:
+            support = site["fn"].support
+            bound = getattr(getattr(support, "base_constraint", support), "upper_bound", 0.0)
+            if isinstance(bound, (int, float)) and bound:
+                found[name] = float(bound)
+        return found
 
     @cached_property
     def normal(self) -> frozenset[str]:

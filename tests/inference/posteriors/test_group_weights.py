@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import Tensor
 
@@ -68,6 +70,27 @@ def test_own_probabilities_of_a_u_shaped_density_are_integrated():
         a, b, k, n = m * c, (1 - m) * c, events[group.ids], rows[group.ids]
         exact = betaln(a + k, b + n - k) - betaln(a, b)
         assert float((log_l - torch.as_tensor(exact)).mean(0).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize(("concentration", "is_reported"), [(0.03, True), (1.0, False)])
+def test_probabilities_that_round_to_1_are_reported(concentration, is_reported):
+    """In double precision, no number lies between 1 - 1e-16 and 1; near 0 there are many."""
+
+    def model(received, local, batch):
+        with batch.clients():
+            m = pyro.sample("m", dist.Normal(0.0, 1.0))
+            p = pyro.sample("p", dist.Beta(concentration, concentration))
+            with batch.rows():
+                pyro.sample("y", dist.Bernoulli(p + 0 * m), obs=batch.y)
+
+    data = pyrofl.Federation.from_arrays(
+        {name: (np.ones((3, 1)), np.array(y)) for name, y in (("a", [1.0] * 3), ("b", [0.0] * 3))}
+    )
+    run = pyrofl.fit(pvi.hierarchical(model, data, shared="m"), data, rounds=5, progress=False)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run.to_arviz(draws=100)
+    assert any("p is 1 but for rounding" in str(one.message) for one in found) is is_reported
 
 
 def betaln(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
