@@ -88,8 +88,8 @@ class Family:
 
     def parameters(self, fn: Any) -> Tensor:
         """Return the stacked parameters of a distribution of the family."""
-        found = [getattr(fn, name) for name in self.names]
-        return found[0] if len(found) == 1 else torch.stack(torch.broadcast_tensors(*found), -1)
+        values = [getattr(fn, name) for name in self.names]
+        return values[0] if len(values) == 1 else torch.stack(torch.broadcast_tensors(*values), -1)
 
 
 FAMILIES = {
@@ -156,24 +156,24 @@ class Conjugate:
 
     def begin(self, received: Tensors, cohort: Cohort, source: Generator) -> Tensors:
         """Begin with statistics of zero that the server knows."""
-        found = {n: torch.zeros_like(received[f"{n}/parameters"]) for n in self.families}
-        return under("sent", found | {"clients": torch.zeros_like(cohort.size).double()})
+        zeros = {n: torch.zeros_like(received[f"{n}/parameters"]) for n in self.families}
+        return under("sent", zeros | {"clients": torch.zeros_like(cohort.size).double()})
 
     def count(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute the client's sufficient statistics, and their change since the last message."""
-        found = statistics(self.program, self.families, self.prior, on_cpu(batch))
-        found = {n: v.to(batch.size.device) for n, v in found.items()}
-        found["clients"] = torch.ones_like(local["sent/clients"])
-        change = {n: v - local[f"sent/{n}"] for n, v in found.items()}
+        client_statistics = statistics(self.program, self.families, self.prior, on_cpu(batch))
+        client_statistics = {n: v.to(batch.size.device) for n, v in client_statistics.items()}
+        client_statistics["clients"] = torch.ones_like(local["sent/clients"])
+        change = {n: v - local[f"sent/{n}"] for n, v in client_statistics.items()}
         q = {f"{n}/parameters": received[f"{n}/parameters"] + change[n] for n in self.families}
-        return q | under("sent", found) | under("change", change)
+        return q | under("sent", client_statistics) | under("change", change)
 
     def add(self, server: Tensors, sums: Tensors) -> Tensors:
         """Add the statistics of the reporting clients to the parameters of the posterior."""
         names = ((f"{n}/parameters", f"change/{n}") for n in self.families)
-        found = {n: server[n] + sums[change] for n, change in names}
+        new_statistics = {n: server[n] + sums[change] for n, change in names}
         left = server["server/missing"] - sums["change/clients"].round()
-        return found | {"server/missing": left}
+        return new_statistics | {"server/missing": left}
 
     def counted(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
         """Return whether each client's sums have grown, up to rounding of all sums, bool [C]."""
@@ -193,8 +193,8 @@ class Conjugate:
 
     def moments(self, server: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and standard deviation of each site."""
-        known = {n: f.of(server[f"{n}/parameters"]) for n, f in self.families.items()}
-        return {n: (fn.mean, fn.variance.sqrt()) for n, fn in known.items()}
+        posteriors = {n: f.of(server[f"{n}/parameters"]) for n, f in self.families.items()}
+        return {n: (fn.mean, fn.variance.sqrt()) for n, fn in posteriors.items()}
 
 
 def refused(server: Tensors, cohort: Cohort) -> Tensors:
@@ -238,8 +238,8 @@ def statistics(
     h = torch.linalg.lstsq(t, total, driver="gelsd").solution
     off = (t @ h - total).abs().amax(0)
     linear = off <= LINEAR * (total.abs().amax(0) + 1)
-    found = torch.where(linear, h, torch.nan).mT.split([v.shape[1] for v in parts], 1)
-    return {n: v.reshape(-1, *prior[n].shape) for n, v in zip(prior, found, strict=True)}
+    solutions = torch.where(linear, h, torch.nan).mT.split([v.shape[1] for v in parts], 1)
+    return {n: v.reshape(-1, *prior[n].shape) for n, v in zip(prior, solutions, strict=True)}
 
 
 @checked
@@ -299,8 +299,8 @@ def method(model: Program, data: Federation) -> Method:
             )
         families[name], prior[name] = family, value[0, 0, 0].clone()
     some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
-    found = statistics(model, families, prior, some)
-    if any(bool(v.isnan().any()) for v in found.values()):
+    first_statistics = statistics(model, families, prior, some)
+    if any(bool(v.isnan().any()) for v in first_statistics.values()):
         names = ", ".join(families)
         raise ValueError(f"the likelihood is not conjugate to the prior of {names}; {OTHERS}")
     return Conjugate(model, families, prior).method()

@@ -147,12 +147,12 @@ def build(
         That is lr U_j, [C].
         """
         share = received["share"]
-        found = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
+        loss = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
         if surrogates != "none":
             w = flattened({n: local[n] for n in names})
-            found = found + factors.energy(role("total", received), w)
-            found = found - factors.energy(role("own", local), w) / share
-        return lr * found
+            loss = loss + factors.energy(role("total", received), w)
+            loss = loss - factors.energy(role("own", local), w) / share
+        return lr * loss
 
     def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Add the Gaussian noise of a Langevin step to the client's parameters."""

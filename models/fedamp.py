@@ -87,9 +87,9 @@ def build(
         ValueError: if there is `aggregation`, as every client has a mean of its own.
     """
     if "aggregation" in training:
-        told = dict(training)["aggregation"]
+        aggregation = dict(training)["aggregation"]
         raise ValueError(
-            f"aggregation is {told!r}; expected none, as every client has a mean of its own"
+            f"aggregation is {aggregation!r}; expected none, as every client has a mean of its own"
         )
     base = fedavg.build(net, prior=proximal(strength, prior, loc="cloud/w"), **training)
 
@@ -112,8 +112,8 @@ def build(
             torch.cat([v.reshape(len(v), -1) for v in held.values()], 1),
             server[kept_models.HEARD],
         )
-        known = kept_models.is_heard(server, cohort.ids).tolist()
-        ids = zip(cohort.ids.tolist(), known, strict=True)
+        is_reported = kept_models.is_heard(server, cohort.ids).tolist()
+        ids = zip(cohort.ids.tolist(), is_reported, strict=True)
         xi = [weigh(models, heard, i) if seen else even for i, seen in ids]
         return under("cloud", kept_models.combined(server, torch.stack(xi)))
 

@@ -101,12 +101,12 @@ def build(
             f"guide is {described(family)}; expected 'point' or 'dirichlet', which EM can fit"
         )
     shape = Size((components,))
-    given = (
+    prior_of = (
         None
         if prior is None
         else as_prior(prior, {"pi": shape}, constraints.simplex, may_be_learned=False)
     )
-    if given is not None and (fn := probed(given, "pi", shape)) is not None:
+    if prior_of is not None and (fn := probed(prior_of, "pi", shape)) is not None:
         concentration(fn, has_mode=family is guides.delta)
     q = family({"pi": shape}, loc="weight", spread="log_count")
 
@@ -129,9 +129,9 @@ def build(
 
     def known(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
         """Return the prior distribution p(pi_j) of the client's mixture weights."""
-        if given is None:
+        if prior_of is None:
             return dist.Dirichlet(data.size.new_ones(shape))
-        return given("pi", shape, received, local, data)
+        return prior_of("pi", shape, received, local, data)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """Define the Pyro model: a prior on mixture weights, and a mixture of likelihoods.
@@ -221,16 +221,16 @@ def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
 
     The batch shape of the distributions is [C, B, K], and weights are [..., C, 1, K].
     """
-    found: TorchDistribution
+    mixture: TorchDistribution
     if isinstance(fn, dist.Categorical):
-        found = Categorical(logits=(weight.log().unsqueeze(-1) + fn.logits).logsumexp(-2))
+        mixture = Categorical(logits=(weight.log().unsqueeze(-1) + fn.logits).logsumexp(-2))
     elif isinstance(fn, dist.Bernoulli):
-        found = dist.Bernoulli(probs=(weight * fn.probs).sum(-1).clamp(0, 1))
+        mixture = dist.Bernoulli(probs=(weight * fn.probs).sum(-1).clamp(0, 1))
     else:
         whole = torch.broadcast_shapes(weight.shape, fn.batch_shape)
         own = dist.Categorical(probs=weight.expand(whole))
-        found = dist.MixtureSameFamily(own, fn.expand(whole))
-    return found
+        mixture = dist.MixtureSameFamily(own, fn.expand(whole))
+    return mixture
 
 
 def concentration(prior: TorchDistribution, has_mode: bool) -> Tensor:
@@ -240,9 +240,9 @@ def concentration(prior: TorchDistribution, has_mode: bool) -> Tensor:
     tensor([1., 1.])
     """
     if not isinstance(prior, dist.Dirichlet):
-        told = type(prior).__name__
+        kind = type(prior).__name__
         raise ValueError(
-            f"prior of pi is a {told}; expected a Dirichlet, for which steps are closed"
+            f"prior of pi is a {kind}; expected a Dirichlet, for which steps are closed"
         )
     if has_mode and bool((prior.concentration < 1).any()):
         least = float(prior.concentration.min())

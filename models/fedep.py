@@ -248,7 +248,7 @@ class Tilted:
             with data.clients():
                 zero = torch.zeros_like(data.size, dtype=torch.float64)[:, None]
                 noise = pyro.sample("_seed", dist.Normal(zero, torch.ones_like(zero)))
-            found = []
+            samples = []
             start = self.core.normals.moments(pick(received, "shift precision"))[0]
             for c, key in enumerate(noise.view(torch.int64).flatten().tolist()):
                 energy = partial(self.energy, received, data.select_clients(torch.tensor([c])), c)
@@ -263,8 +263,8 @@ class Tilted:
                         disable_progbar=True,
                     )
                     chain.run()
-                found.append(chain.get_samples()["u"])
-            u = torch.stack(found)
+                samples.append(chain.get_samples()["u"])
+            u = torch.stack(samples)
             mean, away = u.mean(1), u - u.mean(1, keepdim=True)
             full = self.core.normals.full
             second = away.mT @ away / (draws - 1) if full else u.var(1)
@@ -338,10 +338,10 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
 
     def merged(server: Tensors, pooled: Tensors) -> Tensors:
         """Update the server's posterior q by a damped step, halved until q is proper."""
-        share, known = server["server/share"], others(server)
+        share, other_factors = server["server/share"], others(server)
         rate = float(share.sqrt()) if damping is None else damping
         prior = {n: v.to(share) for n, v in core.factor_of_prior.items()}
-        goal = {n: prior[n] + (pooled[n] - known[n]) / share for n in PARAMETERS}
+        goal = {n: prior[n] + (pooled[n] - other_factors[n]) / share for n in PARAMETERS}
         for _ in range(HALVINGS):
             q = {n: server[n] + rate * (goal[n] - server[n]) for n in PARAMETERS}
             if bool(core.normals.proper(q["precision"])):
@@ -367,8 +367,8 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
 
     # What is sent is no change of what the server has, but a distribution as well.
     left = ("shift", "precision")
-    known = method.metadata.tensors
-    marks = {n: v for n, v in known.items() if "server/" not in n and n not in left}
+    other_factors = method.metadata.tensors
+    marks = {n: v for n, v in other_factors.items() if "server/" not in n and n not in left}
     marks["precision"] = Rule("a precision of a normal distribution", core.normals.proper)
     return replace(
         method,

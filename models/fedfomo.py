@@ -85,9 +85,9 @@ def build(
         ValueError: if there is `aggregation`, as every client has a mean of its own.
     """
     if "aggregation" in training:
-        told = dict(training)["aggregation"]
+        aggregation = dict(training)["aggregation"]
         raise ValueError(
-            f"aggregation is {told!r}; expected none, as every client has a mean of its own"
+            f"aggregation is {aggregation!r}; expected none, as every client has a mean of its own"
         )
     base = fedavg.build(net, **training)
     train, step = only_step(base)
@@ -122,9 +122,11 @@ def build(
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's model at the mean of the models that it received."""
-        known, others = received["known"], role("other", received)
-        known = torch.where(known.any(1, keepdim=True), known, first_of(known))
-        weight = known / known.sum(1, keepdim=True)
+        received_models, others = received["known"], role("other", received)
+        received_models = torch.where(
+            received_models.any(1, keepdim=True), received_models, first_of(received_models)
+        )
+        weight = received_models / received_models.sum(1, keepdim=True)
         mean = {n: mixed(weight, v) for n, v in others.items()}
         return mean | under("base", mean)
 
@@ -137,16 +139,16 @@ def build(
             with torch.no_grad():
                 return step.loss(base.model, base.guide, pick(received, "prior/*"), model, judged)
 
-        before, found = loss(here), [{n: local[n] for n in here}]
-        found += [
+        before, losses = loss(here), [{n: local[n] for n in here}]
+        losses += [
             {n: v[:, m] for n, v in others.items()} for m in range(received["known"].shape[1])
         ]
-        gains = torch.stack([gain(before - loss(w), here, w) for w in found], 1)
-        known = torch.cat([torch.ones_like(before)[:, None], received["known"]], 1)
-        weight = gains * known
-        weight = torch.where(weight.any(1, keepdim=True), weight, first_of(known))
+        gains = torch.stack([gain(before - loss(w), here, w) for w in losses], 1)
+        received_models = torch.cat([torch.ones_like(before)[:, None], received["known"]], 1)
+        weight = gains * received_models
+        weight = torch.where(weight.any(1, keepdim=True), weight, first_of(received_models))
         weight = weight / weight.sum(1, keepdim=True)
-        models = {n: torch.stack([w[n] for w in found], 1) for n in here}
+        models = {n: torch.stack([w[n] for w in losses], 1) for n in here}
         away = {n: v - here[n][:, None] for n, v in models.items()}
         there = {n: v + mixed(weight, away[n]) for n, v in here.items()}
         return there | under("base", there) | {"weight": weight[:, 1:]}
@@ -238,9 +240,9 @@ def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tenso
         often: see there.
         open_to: [R, J] bool, what may be chosen; where that is not enough, others come last.
     """
-    left, found = open_to.clone(), []
+    left, chosen_ids = open_to.clone(), []
     for by_chance in often.unbind(1):
         value = torch.where(by_chance[:, None], random, score)
-        found.append(value.masked_fill(~left, -torch.inf).argmax(1))
-        left[torch.arange(len(left)), found[-1]] = False
-    return torch.stack(found, 1)
+        chosen_ids.append(value.masked_fill(~left, -torch.inf).argmax(1))
+        left[torch.arange(len(left)), chosen_ids[-1]] = False
+    return torch.stack(chosen_ids, 1)

@@ -143,8 +143,8 @@ def build(
         """Return the server's initial state: parameters drawn by the network's initialization."""
         start = net.init(generator)
         width = {n: torch.full_like(v, init_scale).log() for n, v in start.items()}
-        known = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
-        return under("loc", start) | under("log_scale", width) | known
+        counts = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
+        return under("loc", start) | under("log_scale", width) | counts
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Initialize the client's posterior with the received means and scales."""
@@ -160,13 +160,13 @@ def build(
     def update(server: Tensors, pooled: Tensors) -> Tensors:
         """Update the global posterior in closed form from the clients' averaged moments."""
         clients = server["server/clients"]
-        known = update_of(
+        counts = update_of(
             {n: v * clients for n, v in role("mean", pooled).items()},
             {n: v * clients for n, v in role("square", pooled).items()},
             float(clients),
             (count, df, spread),
         )
-        return server | known | {"counted": clients}
+        return server | counts | {"counted": clients}
 
     def anyone(received: Tensors, local: Tensors) -> Tensors:
         """Return guide parameters with the Student's t moments of a new client's weights."""
@@ -273,11 +273,11 @@ class Mixture:
             """Update the centers and masses of the mixture components by an EM step."""
             mass = pooled["mass"] * server["server/clients"]
             loc = centres_of(mass, role("loc", pooled), self.sigma)
-            kept = {
+            by_shape = {
                 n: torch.where(like(mass > UNUSED, v), v, server[f"loc/{n}"])
                 for n, v in loc.items()
             }
-            return server | under("loc", kept) | {"mass": mass}
+            return server | under("loc", by_shape) | {"mass": mass}
 
         def heaviest(received: Tensors, local: Tensors) -> Tensors:
             """Return guide parameters at the center of the mixture component of largest mass."""

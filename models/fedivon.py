@@ -125,8 +125,10 @@ def build(
         return server | core.posterior(pick(total, "shift precision")) | {"rows": total["count"]}
 
     # Personal models have weights of their own: these are not shared by all clients.
-    known = {n: v for n, v in core.metadata.tensors.items() if v is not SHARED or not fine_tune}
-    known |= {"precision": POSITIVE, "count": NOT_NEGATIVE}
+    tensor_metadata = {
+        n: v for n, v in core.metadata.tensors.items() if v is not SHARED or not fine_tune
+    }
+    tensor_metadata |= {"precision": POSITIVE, "count": NOT_NEGATIVE}
     phases = (Phase((begin,)), ivon.phase(epochs, batch), Phase((settle,)))
     again = (phases[0], ivon.phase(fine_tune, batch), phases[2]) if fine_tune else ()
     return Method(
@@ -139,5 +141,5 @@ def build(
         aggregate=Aggregator({"*": uniform}, product),
         adapt=again,
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
-        metadata=Metadata(known, reads={"model": core.model, "guide": core.q}),
+        metadata=Metadata(tensor_metadata, reads={"model": core.model, "guide": core.q}),
     )

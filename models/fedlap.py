@@ -145,12 +145,12 @@ def build(
             local["prior/precision"],
             local["prior/mean"],
         )
-        found = local.get("information", torch.zeros_like(precision))
+        information = local.get("information", torch.zeros_like(precision))
         pull = core.factor(precision, w - mean)["shift"]
         if newton:
             slope = gradient(core.model, core.point, elbo(kl=0.0), names, local, local, data)
             pull = -flattened(slope)
-        new = core.factor(found, w)
+        new = core.factor(information, w)
         new["shift"] = new["shift"] + pull
         change = {n: damping * (new[n] - local[f"own/{n}"]) for n in factors.names}
         tilted = {n: v + new[n] for n, v in core.factor(precision, mean).items()}

@@ -131,10 +131,10 @@ def build(
             precision = local["prior/precision"]
             pull = core.factor(precision, flattened(role("w", local)) - local["prior/mean"])
             factor["shift"] = factor["shift"] + pull["shift"]
-        kept: Tensors = {}
+        own_tensors: Tensors = {}
         if own:
-            factor, kept = own.integrated(factor)
-        return factor | kept | core.stated(*core.normals.moments(times_prior(factor)))
+            factor, own_tensors = own.integrated(factor)
+        return factor | own_tensors | core.stated(*core.normals.moments(times_prior(factor)))
 
     def product(server: Tensors, pooled: Tensors) -> Tensors:
         """Return the server's posterior: the prior times the aggregated factors."""
@@ -224,9 +224,9 @@ class Strata:
 
     def metadata(self, guide: Program) -> Metadata:
         """Return metadata of the method's tensors, in which strata are not shared."""
-        known = {n: v for n, v in self.core.metadata.tensors.items() if v is not SHARED}
+        tensor_metadata = {n: v for n, v in self.core.metadata.tensors.items() if v is not SHARED}
         reads: dict[str, Program] = {"model": self.core.model, "guide": guide}
-        sites = {f"{self.shared} {NOISE[0]}": SHARED, **known}
+        sites = {f"{self.shared} {NOISE[0]}": SHARED, **tensor_metadata}
         return Metadata(sites, reads=reads)
 
     def _prior(self, like: Tensor) -> Tensors:

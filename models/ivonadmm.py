@@ -112,16 +112,19 @@ def build(
 
     def with_sums(server: Tensors, message: Tensors) -> Tensors:
         """Return the values to average, and those to sum over the reporting clients."""
-        found = {n: v for n, v in message.items() if n in PARAMETERS}
-        if found:
-            found["count"] = torch.ones_like(found["shift"][:, 0])
-        return message | under("sum", found)
+        sent_parameters = {n: v for n, v in message.items() if n in PARAMETERS}
+        if sent_parameters:
+            sent_parameters["count"] = torch.ones_like(sent_parameters["shift"][:, 0])
+        return message | under("sum", sent_parameters)
 
     def consensus(server: Tensors, pooled: Tensors) -> Tensors:
         """Return the server's state after the step of ADMM."""
-        alpha, found = 1 / (1 + rho / server["share"]), role("sum", pooled)
+        alpha, sent_parameters = 1 / (1 + rho / server["share"]), role("sum", pooled)
         q = factors.received({n: v[None] for n, v in server.items()})
-        change = {n: rho * damping * (found[n] - found["count"] * v[0]) for n, v in q.items()}
+        change = {
+            n: rho * damping * (sent_parameters[n] - sent_parameters["count"] * v[0])
+            for n, v in q.items()
+        }
         total = {n: v + change[n] for n, v in role("server/total", server).items()}
         dual = {n: core.factor_of_prior[n].to(v) + v for n, v in total.items()}
         mixed = {n: torch.lerp(pooled[n], v, alpha.to(v)) for n, v in dual.items()}

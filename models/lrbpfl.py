@@ -106,8 +106,12 @@ def build(
     """
     chosen = {n: s for n, s in net.select_params(corrected).items() if len(s) > 1}
     if not chosen:
-        found = ", ".join(n for n, s in net.shapes.items() if len(s) > 1) or "weights of two axes"
-        raise ValueError(f"no weight of two axes matches {corrected!r}; expected some of {found}")
+        candidates = (
+            ", ".join(n for n, s in net.shapes.items() if len(s) > 1) or "weights of two axes"
+        )
+        raise ValueError(
+            f"no weight of two axes matches {corrected!r}; expected some of {candidates}"
+        )
     shapes = {f"{n}.{end}": Size((rank, s[at])) for n, s in chosen.items() for end, at in ENDS}
     centre = rank**-0.5
     q = guides.build_guide(guide, shapes, init_scale=init_scale, loc="mu", spread="pi")
@@ -165,5 +169,5 @@ def build(
 
 def mask(factors: Tensors, name: str, axes: int) -> Tensor:
     """Return the mask of a weight: sum over r of c_r a_r', of [..., R, n] each."""
-    made = factors[f"{name}.c"].mT @ factors[f"{name}.a"]
-    return made.reshape(*made.shape, *(1,) * (axes - 2))
+    product = factors[f"{name}.c"].mT @ factors[f"{name}.a"]
+    return product.reshape(*product.shape, *(1,) * (axes - 2))

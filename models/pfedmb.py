@@ -234,8 +234,8 @@ def build(
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Return the mean entropy of the branch weights and the mean number of sent branches."""
         alpha = q.moments(received, local, data)[0]["alpha"]
-        entropy, kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
-        sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": kept.sum(-1).to(alpha)}
+        entropy, is_kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
+        sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": is_kept.sum(-1).to(alpha)}
         return {n: v.mean(-1) for n, v in sums.items()}
 
     of_layer = [[f"branch/{n}" for n in layer if layer[n] == at] for at in range(shape[0])]

@@ -102,11 +102,15 @@ def build(
             `aggregation`.
     """
     if "aggregation" in training:
-        told = dict(training)["aggregation"]
-        raise ValueError(f"aggregation is {told!r}; expected none, as predictions are put together")
+        aggregation = dict(training)["aggregation"]
+        raise ValueError(
+            f"aggregation is {aggregation!r}; expected none, as predictions are put together"
+        )
     if training.get("guide") not in (None, guides.delta):
-        told = described(training["guide"])
-        raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
+        aggregation = described(training["guide"])
+        raise ValueError(
+            f"guide is {aggregation}; expected guides.delta, as a chain draws the samples"
+        )
     settings: fedavg.LocalTraining = {"lr": 0.05, "prior": fixed(), **training}
     likelihood = settings.get("likelihood", categorical)
     rows = distillation.fitting(net, server_data, likelihood)
@@ -175,8 +179,8 @@ def each_predicts(
     """Return each client's predicted probabilities [J, U, K], averaged over its samples."""
     clients = len(next(iter(models.values())))
     flat = {n: v.flatten(0, 1) for n, v in models.items()}
-    found = distillation.predictions(net, flat, x, likelihood)
-    return found.reshape(clients, -1, *found.shape[1:]).mean(1)
+    probabilities = distillation.predictions(net, flat, x, likelihood)
+    return probabilities.reshape(clients, -1, *probabilities.shape[1:]).mean(1)
 
 
 def between(each: Tensor, beta: Tensor | float) -> Tensor:

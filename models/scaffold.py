@@ -94,8 +94,8 @@ def build(
         start = base.init(generator, clients)
         zero = {n: torch.zeros_like(v) for n, v in start.items()}
         each = {n: torch.zeros(clients, *v.shape).to(v) for n, v in start.items() if remember}
-        known = {"server/clients": torch.tensor(clients), **under(KNOWN, each)}
-        return start | under("control", zero) | known
+        client_counts = {"server/clients": torch.tensor(clients), **under(KNOWN, each)}
+        return start | under("control", zero) | client_counts
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's control variate c_j with zero."""
@@ -124,14 +124,14 @@ def build(
             for n in names
         }
 
-    found = at_received if option == "I" else along_the_way
+    estimate = at_received if option == "I" else along_the_way
 
     def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's new control variate (eq. 4), and its change."""
         moved = local["steps"] > 0
         new = {
             n: torch.where(like(moved, v), v, local[f"own/{n}"])
-            for n, v in found(received, local, data).items()
+            for n, v in estimate(received, local, data).items()
         }
         change = {n: v - local[f"own/{n}"] for n, v in new.items()}
         return under("own", new) | under("change", change)
@@ -184,8 +184,8 @@ def build(
 
 def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
     """Subtract the control variates of given clients from the server's control variate."""
-    known = role(KNOWN, server)
-    if len(cohort.ids) and not known:
+    counts = role(KNOWN, server)
+    if len(cohort.ids) and not counts:
         raise ValueError(
             "scaffold: what a client has lost, its c_j, is in c for good, as the server does not "
             "know it; expected remember=True from the beginning (--set remember=true)"
@@ -193,12 +193,12 @@ def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
     clients = int(server["server/clients"])
     control = {
         f"control/{n}": server[f"control/{n}"] - v[cohort.ids].sum(0) / clients
-        for n, v in known.items()
+        for n, v in counts.items()
     }
     return (
         server
         | control
-        | under(KNOWN, {n: v.index_fill(0, cohort.ids, 0) for n, v in known.items()})
+        | under(KNOWN, {n: v.index_fill(0, cohort.ids, 0) for n, v in counts.items()})
     )
 
 

@@ -157,17 +157,17 @@ class TwoStage:
         shared = mean + sd * torch.randn(CHAINS * KEPT, len(mean), generator=source).double()
         z, own = (middle + width * self._noise(n, source) for n in (self.draws, len(shared)))
         new = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": own}
-        found = {n: v.expand(clients, *v.shape).clone() for n, v in new.items()}
-        found |= {f"new_{n}": v for n, v in new.items()}
-        found |= {"g": shared, "known": torch.zeros(clients), "noise": torch.zeros(())}
-        found |= {"r_hat": torch.ones(()), "missing": torch.tensor(float(clients))}
+        tables = {n: v.expand(clients, *v.shape).clone() for n, v in new.items()}
+        tables |= {f"new_{n}": v for n, v in new.items()}
+        tables |= {"g": shared, "known": torch.zeros(clients), "noise": torch.zeros(())}
+        tables |= {"r_hat": torch.ones(()), "missing": torch.tensor(float(clients))}
         first = {"middle": middle, "width": width, "mean": mean, "sd": sd}
-        return first | {f"server/{n}": v.double() for n, v in found.items()}
+        return first | {f"server/{n}": v.double() for n, v in tables.items()}
 
     def first_prior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the location and the scale of p_1."""
-        known = {n: server[n].to(cohort.size.device) for n in ("middle", "width")}
-        return spread_out(known, len(cohort.ids))
+        first_moments = {n: server[n].to(cohort.size.device) for n in ("middle", "width")}
+        return spread_out(first_moments, len(cohort.ids))
 
     def aggregate(
         self, server: Tensors, message: Tensors, cohort: Cohort, source: Generator
@@ -177,11 +177,11 @@ class TwoStage:
         sent = {n: precise(message[n]) for n in ("draws", "log_p1")}
         sent["known"] = torch.ones(len(ids)).double()
         held = {n: precise(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in sent.items()}
-        known, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
+        is_reported, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
 
         def log_density(u: Tensor) -> Tensor:
             """Return the log density [N] of shared variables u [N, d], up to a constant."""
-            terms = self._terms(u, z[known], log_p1[known])
+            terms = self._terms(u, z[is_reported], log_p1[is_reported])
             prior: Tensor = self._prior(u) + (terms.logsumexp(-1) - math.log(self.draws)).sum(-1)
             return prior
 
@@ -189,16 +189,19 @@ class TwoStage:
         normal = dist.Normal(mean, sd).to_event(1)
         tried = mean + sd * torch.randn(TRIED, len(mean), generator=source).double()
         start = _starts(log_density, tried, normal.log_prob(tried), CHAINS, source)
-        found = hmc(log_density, start, source)
+        sampled_draws = hmc(log_density, start, source)
         # A client that has not reported holds draws of its prior, as a new one.
         new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))
         z, log_p1 = (torch.cat(pair) for pair in zip((z, log_p1), new, strict=True))
-        own, inverse = self._resampled(found.u, z, log_p1, source)
-        pooled, noise = own[:-1][known].flatten(0, 1), inverse[:, :-1][:, known].sum(-1).mean()
-        r_hat = max(found.r_hat, float(message["r_hat"].max()))
-        state = held | {"own": own[:-1], "new_own": own[-1], "g": found.u, "noise": noise}
-        state |= {"r_hat": noise.new_tensor(r_hat), "missing": (~known).sum().double()}
-        moments = {"mean": found.u.mean(0), "sd": found.u.std(0)}
+        own, inverse = self._resampled(sampled_draws.u, z, log_p1, source)
+        pooled, noise = (
+            own[:-1][is_reported].flatten(0, 1),
+            inverse[:, :-1][:, is_reported].sum(-1).mean(),
+        )
+        r_hat = max(sampled_draws.r_hat, float(message["r_hat"].max()))
+        state = held | {"own": own[:-1], "new_own": own[-1], "g": sampled_draws.u, "noise": noise}
+        state |= {"r_hat": noise.new_tensor(r_hat), "missing": (~is_reported).sum().double()}
+        moments = {"mean": sampled_draws.u.mean(0), "sd": sampled_draws.u.std(0)}
         moments |= {"middle": pooled.mean(0), "width": WIDER * pooled.std(0)}
         return server | moments | {f"server/{n}": v for n, v in state.items()}
 
@@ -206,14 +209,14 @@ class TwoStage:
         self, u: Tensor, z: Tensor, log_p1: Tensor, source: Generator
     ) -> tuple[Tensor, Tensor]:
         """Return z [J, N, m] given each u [N, d], from draws [J, S, m], and 1 / ESS [N, J]."""
-        found, worth = [], []
+        points, worth = [], []
         with torch.no_grad():
             for part in u.split(CHAINS):
                 w = self._terms(part, z, log_p1).softmax(-1)  # [K, J, S]
                 at = torch.multinomial(w.flatten(0, 1), 1, generator=source).view(w.shape[:2])
-                found.append(z[torch.arange(len(z)), at])
+                points.append(z[torch.arange(len(z)), at])
                 worth.append(w.square().sum(-1))
-        return torch.cat(found).movedim(0, 1), torch.cat(worth)
+        return torch.cat(points).movedim(0, 1), torch.cat(worth)
 
     def _terms(self, u: Tensor, z: Tensor, log_p1: Tensor) -> Tensor:
         """Return log p(z | u) - log p_1(z), [K, J, S], for u [K, d] and z [J, S, m]."""
@@ -265,15 +268,15 @@ class TwoStage:
         with batch.clients():  # one number of the client's own random stream
             normal = dist.Normal(torch.zeros_like(batch.size)[:, None].double(), 1.0)
             seeds = pyro.sample("_seed", normal)[:, 0].tolist()
-        rows, found = on_cpu(batch), []
+        rows, per_client = on_cpu(batch), []
         for c, seed in enumerate(seeds):
             one = rows.select_clients(slice(c, c + 1))
             middle, width = (precise(received[n][c]) for n in ("middle", "width"))
-            found.append(
+            per_client.append(
                 self._sampled(one, middle, width, generator("two_stage", int(abs(seed) * 2**40)))
             )
         draws, log_p1, r_hat = (
-            torch.stack(v).to(batch.size.device) for v in zip(*found, strict=True)
+            torch.stack(v).to(batch.size.device) for v in zip(*per_client, strict=True)
         )
         return {"draws": draws, "log_p1": log_p1, "r_hat": r_hat, "middle": received["middle"]}
 
@@ -292,9 +295,9 @@ class TwoStage:
         tried = middle + width * self._noise(TRIED, source)
         first = self._first_prior(tried, middle, width)
         count = math.ceil(self.draws / KEPT)
-        found = hmc(log_density, _starts(log_density, tried, first, count, source), source)
-        z = found.u[: self.draws]
-        return z, self._first_prior(z, middle, width), z.new_tensor(found.r_hat)
+        sampled_draws = hmc(log_density, _starts(log_density, tried, first, count, source), source)
+        z = sampled_draws.u[: self.draws]
+        return z, self._first_prior(z, middle, width), z.new_tensor(sampled_draws.r_hat)
 
     def _first_prior(self, z: Tensor, middle: Tensor, width: Tensor) -> Tensor:
         """Return log p_1(z), [...]."""
@@ -314,8 +317,8 @@ class TwoStage:
         names, device = ("g", "own", "new_own"), cohort.size.device
         g, own, new = (server[f"server/{n}"].to(device) for n in names)
         ids = cohort.ids.to(device)
-        known = (ids < len(own))[:, None, None]
-        mine = torch.where(known, own[ids.clamp(max=len(own) - 1)], new)
+        is_reported = (ids < len(own))[:, None, None]
+        mine = torch.where(is_reported, own[ids.clamp(max=len(own) - 1)], new)
         return spread_out({"g": g}, len(ids)) | {"own": mine}
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:

@@ -173,12 +173,12 @@ FUNCTIONS = {
 def __getattr__(name: str) -> Any:
     """Import and return a module or function of the package when it is first accessed."""
     if name in FUNCTIONS:
-        globals()[name] = found = getattr(import_module(FUNCTIONS[name]), name)
-        return found
+        globals()[name] = value = getattr(import_module(FUNCTIONS[name]), name)
+        return value
     if name not in MODULES:
         raise AttributeError(f"module 'pyrofl' has no attribute {name!r}")
-    globals()[name] = found = import_module(MODULES[name])
-    return found
+    globals()[name] = value = import_module(MODULES[name])
+    return value
 
 
 def __dir__() -> list[str]:

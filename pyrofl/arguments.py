@@ -148,8 +148,10 @@ class _Allowed(NamedTuple):
 
 @cache
 def _allowed(hint: Any) -> _Allowed:
-    given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kinds = [get_origin(k) if _is_checked(get_origin(k)) else k for k in given]  # Chains[Run] too
+    kinds_allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [
+        get_origin(k) if _is_checked(get_origin(k)) else k for k in kinds_allowed
+    ]  # Chains[Run] too
     ranges = [k for k in kinds if get_origin(k) is Annotated]
     words = [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
     return _Allowed(kinds, ranges, words)
@@ -169,8 +171,8 @@ def _unlike(value: Any, hint: Any) -> str:
         others = [_a(k) for k in kinds if _is_checked(k)]
     if fits:
         return ""
-    told = [f"one of {', '.join(map(str, words))}"] if words else []
-    return " or ".join([*map(_told, ranges), *others, *told])
+    choices = [f"one of {', '.join(map(str, words))}"] if words else []
+    return " or ".join([*map(_told, ranges), *others, *choices])
 
 
 def _is_checked(kind: Any) -> bool:

@@ -43,14 +43,14 @@ def paper(text: str) -> Paper:
         if block.startswith(" "):
             parts.append(tuple(inspect.cleandoc(" \n" + block).splitlines()))
             continue
-        told, cut, more = " ".join(block.split()).partition(DEPARTURES)
+        description, cut, more = " ".join(block.split()).partition(DEPARTURES)
         departures = cut + more or departures
-        if told.startswith(USE):
-            use = told
+        if description.startswith(USE):
+            use = description
         elif not source and not parts:
-            source = told
-        elif told:
-            parts.append(told.strip())
+            source = description
+        elif description:
+            parts.append(description.strip())
     return Paper(name, headline.rstrip("."), source, tuple(parts), use, departures)
 
 

@@ -213,9 +213,9 @@ def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tenso
         size: [C], rows that each value is a mean of.
         weighting: "client" counts every client once, "row" every row.
     """
-    known = ~values.isnan()
-    weight = known * (size.double() if weighting == "row" else torch.ones_like(size).double())
-    return ((values.where(known, 0) * weight).sum() / weight.sum()).to(values)
+    is_known = ~values.isnan()
+    weight = is_known * (size.double() if weighting == "row" else torch.ones_like(size).double())
+    return ((values.where(is_known, 0) * weight).sum() / weight.sum()).to(values)
 
 
 def mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -80,12 +80,12 @@ def interval_over_seeds(
     base of 0.90 and 0.91, no difference is above 1 - 0.8415 = 0.1585. Its ends are NaN for fewer
     than two seeds.
     """
-    found, of = interval(score - base), interval(base)
-    if found.low != found.low:
-        return found
-    low = max(found.low, least - min(of.high, most))
-    high = min(found.high, most - max(of.low, least))
-    return Interval(found.mean, low, high)
+    interval_of_difference, of = interval(score - base), interval(base)
+    if interval_of_difference.low != interval_of_difference.low:
+        return interval_of_difference
+    low = max(interval_of_difference.low, least - min(of.high, most))
+    high = min(interval_of_difference.high, most - max(of.low, least))
+    return Interval(interval_of_difference.mean, low, high)
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,16 @@ def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
     if len(y) < 4:
         raise ValueError(f"there are {len(y)} rows; expected 4 at least, 2 in each half")
     logs = np.log(np.clip(probs, np.finfo(np.float32).tiny, 1.0))
-    after, found = np.empty_like(logs), []
+    after, temperatures = np.empty_like(logs), []
     for half in (0, 1):
         held = np.arange(len(y)) % 2 == half
-        found.append(temperature(logs[~held], y[~held]))
-        after[held] = tempered(logs[held], found[-1])
+        temperatures.append(temperature(logs[~held], y[~held]))
+        after[held] = tempered(logs[held], temperatures[-1])
     both = (tempered(logs, 1.0), after)
     ece, nll = [_ece(np.exp(one), y) for one in both], [_nll(one, y) for one in both]
-    return Calibration(float(np.sqrt(found[0] * found[1])), (ece[0], ece[1]), (nll[0], nll[1]))
+    return Calibration(
+        float(np.sqrt(temperatures[0] * temperatures[1])), (ece[0], ece[1]), (nll[0], nll[1])
+    )
 
 
 def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:

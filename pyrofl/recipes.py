@@ -55,14 +55,14 @@ def rebuildable(function: F) -> F:
     @wraps(function)
     @synchronized
     def call(*args: Any, **kwargs: Any) -> Any:
-        made = function(*args, **kwargs)
-        given = dict(signature.bind(*args, **kwargs).arguments)
+        value = function(*args, **kwargs)
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
         for name in more:
-            given |= given.pop(name, {})
-        if not _of_module(made):  # others have a name, and may be returned as they are
-            key = id(made)
-            _specs[key] = weakref.ref(made, lambda _: _forget(key)), BuildSpec(maker, given)
-        return made
+            arguments |= arguments.pop(name, {})
+        if not _of_module(value):  # others have a name, and may be returned as they are
+            key = id(value)
+            _specs[key] = weakref.ref(value, lambda _: _forget(key)), BuildSpec(maker, arguments)
+        return value
 
     _makers[maker] = call
     return cast("F", call)
@@ -70,15 +70,15 @@ def rebuildable(function: F) -> F:
 
 def _forget(key: int) -> None:
     """Remove the build specification of a deleted object, unless its id is in use again."""
-    known = _specs.get(key)
-    if known and known[0]() is None:
+    entry = _specs.get(key)
+    if entry and entry[0]() is None:
         del _specs[key]
 
 
 def spec_of(value: Any) -> BuildSpec | None:
     """Return an object's build specification; None if no library function built it."""
-    known = _specs.get(id(value))
-    return known[1] if known and known[0]() is value else None
+    entry = _specs.get(id(value))
+    return entry[1] if entry and entry[0]() is value else None
 
 
 def rebuild(value: Any, **changes: Any) -> Any:
@@ -142,9 +142,9 @@ def made(told: Any) -> Any:
         kind = made({"name": told["distribution"]})
         return kind(**{n: made(one) for n, one in told["with"].items()})
     if "name" in told:
-        if (found := _found(told["name"])) is None:
+        if (function := _found(told["name"])) is None:
             raise ValueError(f"{told['name']!r} is unknown; expected a function of the library")
-        return found
+        return function
     if "dict" in told:
         return {n: made(one) for n, one in told["dict"].items()}
     kind = tuple if "tuple" in told else list
@@ -156,17 +156,19 @@ def _parameters(value: Any) -> dict[str, Any]:
     kind = type(value)
     if not isinstance(value, TorchDistributionMixin) or _found(_name(kind)) is not kind:
         return {}
-    known = {n: vars(value)[n] for n in getattr(value, "arg_constraints", {}) if n in vars(value)}
+    parameters = {
+        n: vars(value)[n] for n in getattr(value, "arg_constraints", {}) if n in vars(value)
+    }
     plain = torch.get_default_dtype()
-    return {n: float(v) if not v.dim() and v.dtype == plain else v for n, v in known.items()}
+    return {n: float(v) if not v.dim() and v.dtype == plain else v for n, v in parameters.items()}
 
 
 def _found(name: str) -> Any:
     """Import the object "MODULE:NAME" if build specifications may name it; else return None."""
     if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
         return None
-    found = _imported(name)
-    return found if _of_module(found) else None
+    value = _imported(name)
+    return value if _of_module(value) else None
 
 
 def _imported(name: str) -> Any:
@@ -175,7 +177,7 @@ def _imported(name: str) -> Any:
     if module.partition(".")[0] != "pyrofl" and not f"{module}.".startswith("pyro.distributions."):
         return None
     try:
-        found = getattr(import_module(module), own, None)
+        value = getattr(import_module(module), own, None)
     except ImportError:
         return None
-    return found if getattr(found, "__module__", None) == module else None
+    return value if getattr(value, "__module__", None) == module else None

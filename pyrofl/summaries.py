@@ -38,8 +38,8 @@ class Summarised(ABC):
             f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>"
             for name, fact in self.overview().items()
         )
-        told = f"<table><caption>{escape(self.title)}</caption>{''.join(rows)}</table>"
-        return told + self._more_html()
+        table = f"<table><caption>{escape(self.title)}</caption>{''.join(rows)}</table>"
+        return table + self._more_html()
 
     def _more_html(self) -> str:
         """Return additional HTML to show below the summary in a notebook."""

@@ -113,10 +113,10 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 def as_run(index: Tensor) -> Tensor | slice:
     """Convert consecutive indices [C] to a slice, since indexing by a slice copies nothing."""
-    found = index.tolist() if index.dtype == torch.long else [-1]
-    first = found[0] if found else 0
-    is_run = first >= 0 and found == [*range(first, first + len(found))]
-    return slice(first, first + len(found)) if is_run else index
+    indices = index.tolist() if index.dtype == torch.long else [-1]
+    first = indices[0] if indices else 0
+    is_run = first >= 0 and indices == [*range(first, first + len(indices))]
+    return slice(first, first + len(indices)) if is_run else index
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
@@ -183,8 +183,8 @@ def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
     total = torch.zeros_like(dense(tensors))
     for value in tensors.values():
         size = value.shape[1:].numel()
-        kept = value.reshape(len(value), size).count_nonzero(1).cpu()
-        packed = kept * value.element_size() + -(-size // 8)
+        num_nonzero = value.reshape(len(value), size).count_nonzero(1).cpu()
+        packed = num_nonzero * value.element_size() + -(-size // 8)
         total += packed.clamp(max=size * value.element_size())
     return total
 
@@ -257,9 +257,9 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 def memory() -> int:
     """Return the memory of this machine or container in bytes; 64 GiB if it is unknown."""
-    found = [2**36]
+    limits = [2**36]
     with suppress(AttributeError, ValueError, OSError):
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with suppress(ValueError, OSError):
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found)
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)

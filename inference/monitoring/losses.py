@@ -80,13 +80,13 @@ class _Step:
         self.latest = torch.where(trained, mean, self.latest)
         finite = torch.where(self.latest.isfinite(), self.latest, torch.nan)
         self.lowest = self.lowest.fmin(self.start).fmin(finite)
-        known = self.start.isfinite() & finite.isfinite()
-        begin, level, low = (_mean(v, known) for v in (self.start, self.latest, self.lowest))
+        is_finite = self.start.isfinite() & finite.isfinite()
+        begin, level, low = (_mean(v, is_finite) for v in (self.start, self.latest, self.lowest))
         self.numbers.append(number)
         self.begins.append(begin)
         self.levels.append(level)
         self.gains.append(begin - low)
-        fall = _mean(before - self.latest, known & before.isfinite())
+        fall = _mean(before - self.latest, is_finite & before.isfinite())
         # A decrease from a risen level is not noise.
         self.falls.append(torch.where((fall > 0) & ~self.high, fall, torch.nan))
         self.high = level - begin > SIZES * begin.abs() + begin - low

@@ -169,8 +169,8 @@ def corrected(
                     "posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}
                 }
     doubt = weights.doubt or _at_bound(parts, log_w)
-    found = _shapes(parts, log_w, weights.k, ids, latent)
-    weights = weights._replace(shapes=found, doubt=doubt)
+    pareto_shapes = _shapes(parts, log_w, weights.k, ids, latent)
+    weights = weights._replace(shapes=pareto_shapes, doubt=doubt)
     return [values_by_client[i] for i in ids.tolist()], weights
 
 
@@ -357,12 +357,12 @@ class Correction:
         if self.outcome != EXACT:
             return
         draws = {n: v.value for n, v in posterior.items() if len(v.value) >= TRIED}
-        found = {
+        pareto_shapes = {
             n: shapes(v, torch.full((len(v),), -math.log(len(v))).double(), -math.inf)
             for n, v in draws.items()
         }
         none = torch.zeros(1)
-        warn_of_heavy_tails(Weights(none, none, 0, shapes=found), "exact")
+        warn_of_heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact")
 
     def of_estimates(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
         """Return the Pareto shapes of the estimates of each variable of the posterior."""

@@ -76,13 +76,13 @@ class GuidedSites:
     @cached_property
     def bounds(self) -> dict[str, float]:
         """Finite upper bounds of sites, such as 1 of probabilities; 0 loses no digits there."""
-        found = {}
+        upper_bounds = {}
         for name, site in self._traced[1]:
             support = site["fn"].support
             bound = getattr(getattr(support, "base_constraint", support), "upper_bound", 0.0)
             if isinstance(bound, (int, float)) and bound:
-                found[name] = float(bound)
-        return found
+                upper_bounds[name] = float(bound)
+        return upper_bounds
 
     @cached_property
     def normal(self) -> frozenset[str]:

@@ -311,8 +311,8 @@ def distilled(
         models, start = ({n: v[f"{of}/{n}"] for n in net.shapes} for v in (message, merged))
         ensemble = team(models, cohort.size, generator)
         if rows is not None:
-            taught, told = student(start, ensemble, rows, generator)
-            merged = merged | under(of, taught) | told
+            taught, more_tensors = student(start, ensemble, rows, generator)
+            merged = merged | under(of, taught) | more_tensors
         merged = {n: v for n, v in merged.items() if not n.startswith(f"{KNOWN}/")}
         return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
 

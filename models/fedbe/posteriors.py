@@ -66,9 +66,9 @@ def sample_each(
         runs = [once() for _ in range(draws)]
     for run, (n, shape) in product(runs, shapes.items()):
         if n not in run or run[n].shape != shape:
-            found = f"{n} of shape {list(run[n].shape)}" if n in run else f"no site {n}"
+            description = f"{n} of shape {list(run[n].shape)}" if n in run else f"no site {n}"
             raise ValueError(
-                f"posterior gives {found}; expected {list(shape)}, as the network has it"
+                f"posterior gives {description}; expected {list(shape)}, as the network has it"
             )
     every = [n for n in runs[0] if all(n in run for run in runs)] if runs else []
     return {n: torch.stack([torch.as_tensor(run[n]) for run in runs]) for n in every}

@@ -145,7 +145,7 @@ def _centers(run: Callable[..., Any], example: Any, values: Tensors) -> dict[str
         n: [p for p, v in shifted.items() if v.numel() and _same(mean, v)]
         for n, mean in means.items()
     }
-    return {n: found[0] for n, found in equal.items() if found}
+    return {n: centers[0] for n, centers in equal.items() if centers}
 
 
 def _same(mean: Tensor, value: Tensor) -> bool:
@@ -162,12 +162,12 @@ def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callabl
     """Return a guide's unconstrained parameters, and a function to run it with given values."""
     with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
-        found = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
+        params = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
         free = {
             n: transform_to(s["kwargs"].get("constraint", dist.constraints.real))
-            for n, s in found.items()
+            for n, s in params.items()
         }
-        values = {n: free[n].inv(s["value"]).detach().clone() for n, s in found.items()}
+        values = {n: free[n].inv(s["value"]).detach().clone() for n, s in params.items()}
 
     def run(own: Tensors, *arguments: Any) -> Any:
         bound = {n: transform(own[n]) for n, transform in free.items()}
@@ -214,8 +214,8 @@ def site_moments(
         with GuideMean():
             trace = poutine.trace(program).get_trace(*arguments)
     except ValueError as error:
-        site, found, _ = str(error).partition(" has no mean")
-        if not found:
+        site, reason, _ = str(error).partition(" has no mean")
+        if not reason:
             raise
         raise ValueError(
             f"the guide's {site} has no mean in closed form, and this method computes with the "

@@ -115,8 +115,10 @@ def sitewise(
         return {f"{role}/{n}": first[n][i] for i, role in enumerate(roles) for n in shapes}
 
     def both(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        found = {n: moments(*own(local, n)) for n in shapes}
-        return {n: v for n, (v, _) in found.items()}, {n: v for n, (_, v) in found.items()}
+        site_moments = {n: moments(*own(local, n)) for n in shapes}
+        return {n: v for n, (v, _) in site_moments.items()}, {
+            n: v for n, (_, v) in site_moments.items()
+        }
 
     names = " ".join(f"{role}/*" for role in roles)
     return Guide(program, begin, both, names, random, points, is_simplex)

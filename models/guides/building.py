@@ -61,8 +61,8 @@ def build_guide(
         if not is_simplex and (automatic or accepts(family, {}, {}, None)):
             return of_sites(cast("Callable[..., Any]", family), shapes, automatic)
         raise ValueError(f"guide is {described(family)}; {expected}")
-    made = cast("Family", family)(shapes, **settings)
-    if not isinstance(made, Guide) or made.is_simplex != is_simplex:
+    guide = cast("Family", family)(shapes, **settings)
+    if not isinstance(guide, Guide) or guide.is_simplex != is_simplex:
         kind = "weights that sum to one" if is_simplex else "real numbers"
         raise ValueError(f"guide is {described(family)}, which is not one of {kind}; {expected}")
-    return made
+    return guide

@@ -81,15 +81,15 @@ def copula(
         """Transform noise e; return the values, and their log density minus that of e."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
-        found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
-        return found, sd.log().sum(-1) - grown
+        transformed, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
+        return transformed, sd.log().sum(-1) - grown
 
     def moments(own: Tensors) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each standardized variable, by numerical quadrature."""
         even = (torch.arange(POINTS).to(own["skew"]) + 0.5) / POINTS
         y = torch.special.ndtri(even).reshape(-1, *(1 for _ in own["skew"].shape))
-        found, _ = marginal(own, y)
-        return found.mean(0), found.var(0)
+        transformed, _ = marginal(own, y)
+        return transformed.mean(0), transformed.var(0)
 
     first = {"below": torch.zeros(d * (d - 1) // 2), "skew": torch.zeros(d), "tail": torch.zeros(d)}
     return _deviating(shapes, init_scale, (loc, spread), first, f, moments)
@@ -116,10 +116,10 @@ def low_rank(rank: Count = 5) -> Family:
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
             """Transform independent noise to correlated noise; also return its log density."""
             alone, common = e.split([d, rank], -1)
-            found = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
+            values = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
             zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
             joint = dist.LowRankMultivariateNormal(zero, own["factor"], one, validate_args=False)
-            return found, joint.log_prob(found)
+            return values, joint.log_prob(values)
 
         def moments(own: Tensors) -> tuple[Tensor, Tensor]:
             return torch.zeros_like(own["log_sd"]), 1 + own["factor"].square().sum(-1)

@@ -73,5 +73,5 @@ def project(value: Tensor) -> Tensor:
 
 def trimmed(alpha: Tensor, drop: float) -> Tensor:
     """Set weights [..., B] below `drop` to zero, and rescale the others to sum to one."""
-    kept = alpha * (alpha >= drop)
-    return kept / kept.sum(-1, keepdim=True)
+    sparse_alpha = alpha * (alpha >= drop)
+    return sparse_alpha / sparse_alpha.sum(-1, keepdim=True)

@@ -151,12 +151,12 @@ class Factor(NamedTuple):
         """
         start, several = self._starts()
         several |= self._several_modes(self.u.index_copy(1, self.structure.reads, start))
-        at, found = self._climb(start, self.root.new_zeros(self.root.shape[:-1]), False)
-        at, found = self._climb(at, found.mode, True)
+        at, expansion = self._climb(start, self.root.new_zeros(self.root.shape[:-1]), False)
+        at, expansion = self._climb(at, expansion.mode, True)
         moments = {"mean": self.u.index_copy(1, self.structure.reads, at)}
-        if len(unknown := self.batch.ids[~found.value.isfinite()]):
+        if len(unknown := self.batch.ids[~expansion.value.isfinite()]):
             raise OtherStructure(UNKNOWN, unknown.tolist())
-        return self._stated(at, found) | moments | {"several": several.to(at)}
+        return self._stated(at, expansion) | moments | {"several": several.to(at)}
 
     def _starts(self) -> tuple[Tensor, Tensor]:
         """Return where to search for the highest maximum [C, p], and whether there are several."""
@@ -173,11 +173,11 @@ class Factor(NamedTuple):
         way = torch.where(curved[:, None], way, 0.0)
         maxima, heights, precisions = [], [], []
         for start in (mean, mean + way, mean - way):
-            at, found = self._climb(start, none, False)
+            at, expansion = self._climb(start, none, False)
             off = at - mean
             maxima.append(at)
-            heights.append(found.value - 0.5 * (off * times(self.precision, off)).sum(-1))
-            precisions.append(self.precision - found.hessian)
+            heights.append(expansion.value - 0.5 * (off * times(self.precision, off)).sum(-1))
+            precisions.append(self.precision - expansion.hessian)
         for i, j in ((0, 1), (0, 2), (1, 2)):
             off, near = maxima[i] - maxima[j], (heights[i] - heights[j]).abs() < LOWER
             for precision in (precisions[i], precisions[j]):
@@ -240,8 +240,8 @@ class Factor(NamedTuple):
         of_e = back @ (found.inverse - one) @ back.mT
         across = -back @ found.inverse @ found.cross
         mean = times(self.root, found.mean)
-        given = found.cross.mT @ found.inverse @ found.cross  # P_ue Cov(e) P_eu
-        of_u = self._curvature(found) + given
+        explained = found.cross.mT @ found.inverse @ found.cross  # P_ue Cov(e) P_eu
+        of_u = self._curvature(found) + explained
         shift_e = times(back @ found.inverse, found.mean) + times(across, at)
         shift_u = found.score + times(of_u, at) + times(across.mT, mean)
         top, bottom = torch.cat([of_u, across.mT], -1), torch.cat([across, of_e], -1)

@@ -145,10 +145,10 @@ def _refuse(structure: Structure, batch: Batch) -> None:
     u, eta = random_points(structure, batch, count=CHECKED)
     u = u[:, :1].expand_as(u)
     with torch.no_grad():
-        found = structure.evaluate(u, eta, batch).roots
+        roots = structure.evaluate(u, eta, batch).roots
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(batch)).roots
     names = ", ".join(name_of(site.name) for site in structure.mine.sites)
-    if not torch.allclose(found, server.expand_as(found)):
+    if not torch.allclose(roots, server.expand_as(roots)):
         raise OtherStructure(f"the scale of {names} depends on a client's data")
     unread = torch.ones(structure.ours.size, dtype=torch.bool)
     unread[structure.reads] = False
@@ -178,26 +178,26 @@ def _refuse_scales(sites: Mapping[str, Any], mine: Layout, batch: Batch) -> None
     for name in (site.name for site in mine.sites):
         one: Mapping[str, Any] = expected["in rows" if name in mine.of_rows else "once"]
         for key, none in (("scale", 1.0), ("mask", True)):
-            value, known = (none if s[key] is None else s[key] for s in (sites[name], one))
-            if bool((torch.as_tensor(value) != torch.as_tensor(known)).any()):
+            value, expected_value = (none if s[key] is None else s[key] for s in (sites[name], one))
+            if bool((torch.as_tensor(value) != torch.as_tensor(expected_value)).any()):
                 raise OtherStructure(f"site {name!r} of each client has a {key} of its own")
 
 
 def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
     """Return the own sites that are normal but not standard; OtherStructure for any other."""
-    found = set()
+    names = set()
     for name in own:
         base = base_of(sites[name]["fn"])
         if isinstance(base, torch.distributions.MultivariateNormal):
-            found.add(name)
+            names.add(name)
         elif not isinstance(base, torch.distributions.Normal):
             raise OtherStructure(
                 f"site {name!r} of each client is a {type(base).__name__}; likelihood factors need "
                 "normal own sites, given the shared ones"
             )
         elif bool((base.loc != 0).any()) or bool((base.scale != 1).any()):
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)
 
 
 def _check_roots(structure: Structure, data: Federation) -> None:
@@ -206,16 +206,16 @@ def _check_roots(structure: Structure, data: Federation) -> None:
     u, eta = random_points(structure, both)
     u = u[:, :1].expand_as(u)
     with torch.no_grad():
-        found = structure.evaluate(u, eta, both).roots
+        roots = structure.evaluate(u, eta, both).roots
         other = structure.evaluate(u, eta.flip(0), both).roots
         flipped = replace(both, x=both.x.flip(1), y=both.y.flip(1))
         of_last_row = structure.evaluate(u, eta, flipped).roots
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(both)).roots
     names = ", ".join(name_of(site.name) for site in structure.mine.sites)
-    if not torch.allclose(found, other, equal_nan=True):
+    if not torch.allclose(roots, other, equal_nan=True):
         raise OtherStructure(f"the scale of {names} depends on another own site")
-    alike = torch.allclose(found, of_last_row, equal_nan=True)
-    if not alike or not torch.allclose(found, server.expand_as(found)):
+    alike = torch.allclose(roots, of_last_row, equal_nan=True)
+    if not alike or not torch.allclose(roots, server.expand_as(roots)):
         raise OtherStructure(f"the scale of {names} depends on a client's data")
 
 
@@ -317,10 +317,10 @@ def _scaled(structure: Structure, batch: Batch) -> Structure:
     )
     growth, powers = e * of_e * raw, structure.powers.clone()
     for i in structure.ours.each("positive").nonzero()[:, 0].tolist():
-        found = torch.linalg.lstsq(growth, of_u[:, i : i + 1], driver="gelsd").solution[:, 0]
-        left = (growth @ found - of_u[:, i]).abs().max()
-        if float(left) < EXACT and float((found - found.round()).abs().max()) < EXACT**0.5:
-            powers[:, i] = found.round() + 0.0  # no negative zero
+        power = torch.linalg.lstsq(growth, of_u[:, i : i + 1], driver="gelsd").solution[:, 0]
+        left = (growth @ power - of_u[:, i]).abs().max()
+        if float(left) < EXACT and float((power - power.round()).abs().max()) < EXACT**0.5:
+            powers[:, i] = power.round() + 0.0  # no negative zero
     begin = 0
     for site in structure.mine.sites:
         end = begin + len(site.mean)

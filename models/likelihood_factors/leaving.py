@@ -75,12 +75,12 @@ def inverse(covariance: Tensor) -> Tensor:
 
     The usual inverse of nearly dependent variables may not be so by rounding.
     """
-    found: Tensor = torch.linalg.inv(covariance)
-    bad = torch.linalg.cholesky_ex(found).info != 0
+    inverted: Tensor = torch.linalg.inv(covariance)
+    bad = torch.linalg.cholesky_ex(inverted).info != 0
     if not bool(bad.any()):
-        return found
+        return inverted
     stable = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
-    mended: Tensor = torch.where(bad[..., None, None], stable, found)
+    mended: Tensor = torch.where(bad[..., None, None], stable, inverted)
     return mended
 
 

@@ -33,10 +33,10 @@ def with_linear(structure: Structure, batch: Batch) -> Structure:
     u, eta = random_points(structure, batch)
     u = u[:, :1].expand_as(u).clone().requires_grad_()
     with torch.enable_grad():
-        found = structure.evaluate(u, eta, batch).response
-        if found is None or structure.mixed:
+        response = structure.evaluate(u, eta, batch).response
+        if response is None or structure.mixed:
             return structure
-        total = found.sd.sum() + 0 * u.sum()
+        total = response.sd.sum() + 0 * u.sum()
         (slope,) = torch.autograd.grad(total, u)
     new = replace(structure, linear=slope.abs().sum((0, 1))[structure.reads] == 0)
     return new if is_linear(new, batch) else structure
@@ -47,13 +47,13 @@ def is_linear(structure: Structure, batch: Batch) -> bool:
     u, eta = random_points(structure, batch)
     u = u[:, :1].expand_as(u)
     with torch.no_grad():
-        found = structure.evaluate(u, eta, batch).response
+        response = structure.evaluate(u, eta, batch).response
         server = structure.evaluate(u[:, :1], eta[:, :1] * 0, blank(batch)).response
-    if found is None or server is None:
+    if response is None or server is None:
         return False
     # Known standard deviations may differ by row; unknown ones must be those of the server.
-    expected = found.sd[:1] if knows_noise(structure) else server.sd
-    alike = torch.allclose(found.sd, expected.expand_as(found.sd), rtol=EXACT)
+    expected = response.sd[:1] if knows_noise(structure) else server.sd
+    alike = torch.allclose(response.sd, expected.expand_as(response.sd), rtol=EXACT)
     return alike and _has_linear_mean(structure, u[:2, 0], batch)
 
 
@@ -72,11 +72,11 @@ def statistics(structure: Structure, batch: Batch) -> Tensors:
     """Return shift h [C, n], precision P [C, n, n], square s [C] and count n [C] of the clients."""
     n = len(structure.reads) + structure.mine.size
     points = torch.cat([torch.zeros(1, n), torch.eye(n)]).double()
-    found = _response(structure, structure.ours.prior()[0].double(), points, batch)
-    d = (found.mean[1:] - found.mean[0]).movedim(0, -1)  # [C, B, n]
-    weight, off = found.weight[0], found.value[0] - found.mean[0]
+    response = _response(structure, structure.ours.prior()[0].double(), points, batch)
+    d = (response.mean[1:] - response.mean[0]).movedim(0, -1)  # [C, B, n]
+    weight, off = response.weight[0], response.value[0] - response.mean[0]
     if knows_noise(structure):
-        weight = torch.where(weight > 0, weight / found.sd[0].square(), 0.0)
+        weight = torch.where(weight > 0, weight / response.sd[0].square(), 0.0)
     off = torch.where(weight > 0, off, 0.0)
     weighted = torch.where(weight[..., None] > 0, d, 0.0) * weight[..., None]
     return {
@@ -97,14 +97,14 @@ def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
     # Far points on both sides find kinks, as of abs, relu and clamp.
     times = torch.tensor([s * v for v in FAR for s in (-1.0, 1.0)], dtype=a.dtype)
     points = torch.cat([torch.stack([0 * a, a, b, a + b]), times[:, None] * a])
-    found, same = (_response(structure, middle, points, batch) for middle in u)
-    one, other = found.mean, same.mean
+    response, same = (_response(structure, middle, points, batch) for middle in u)
+    one, other = response.mean, same.mean
     size = EXACT * (1 + one[:4].abs().amax(0))
     straight = (one[3] - one[1] - one[2] + one[0]).abs() <= size
     expected = one[0] + times.view(-1, *[1] * (one.dim() - 1)) * (one[1] - one[0])
     far = EXACT * (1 + one[4:].abs() + expected.abs())
     straight &= ((one[4:] - expected).abs() <= far).all(0)
-    straight &= ((found.sd - found.sd[0]).abs() <= EXACT * found.sd[0]).all(0)
+    straight &= ((response.sd - response.sd[0]).abs() <= EXACT * response.sd[0]).all(0)
     return bool(straight.all()) and bool(((one - other).abs() <= size).all())
 
 
@@ -118,6 +118,6 @@ def _response(structure: Structure, u: Tensor, v: Tensor, batch: Batch) -> Respo
     with torch.no_grad():
         roots = structure.evaluate(points, torch.zeros_like(e), batch).roots
         eta = torch.linalg.solve(roots, e[..., None])[..., 0]
-        found = structure.evaluate(points, eta, batch).response
-    assert found is not None
-    return Response(*(value.expand(len(v), *batch.mask.shape) for value in found))
+        response = structure.evaluate(points, eta, batch).response
+    assert response is not None
+    return Response(*(value.expand(len(v), *batch.mask.shape) for value in response))

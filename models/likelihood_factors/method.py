@@ -158,8 +158,8 @@ class LikelihoodFactors:
         precision = inverse(spread) / (sd[:, None] * sd)
         with torch.no_grad():
             _, roots, _ = self._stated(self._evaluated(mean))
-        found = {"mean": mean, "cavity": precision, "root": roots}
-        return {n: v.to(cohort.size.device) for n, v in found.items()}
+        cavity_tensors = {"mean": mean, "cavity": precision, "root": roots}
+        return {n: v.to(cohort.size.device) for n, v in cavity_tensors.items()}
 
     def aggregate(
         self, server: Tensors, message: Tensors, cohort: Cohort, source: Generator
@@ -230,9 +230,9 @@ class LikelihoodFactors:
         starts = weight.clamp(max=4 / CHAINS) + 1e-300
         start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
         variables = self._variables(factors, start)
-        found = hmc(self._sampled(factors, variables), variables.sampled(start), source)
+        sampled_draws = hmc(self._sampled(factors, variables), variables.sampled(start), source)
         with torch.no_grad():
-            drawn, _, growth = variables.shared(found.u)
+            drawn, _, growth = variables.shared(sampled_draws.u)
             roots = self._stated(self._evaluated(drawn))[1]
         finite = torch.linalg.slogdet(roots).logabsdet.isfinite().all()
         if self.structure.linear is None and not bool(finite):  # other factors need no draws
@@ -241,7 +241,7 @@ class LikelihoodFactors:
             raise AggregationError(
                 "the server's chains have not moved, as a factor is narrow; use pvi.hierarchical"
             )
-        new = self._drawn(drawn, found.log_density - growth, found.r_hat)
+        new = self._drawn(drawn, sampled_draws.log_density - growth, sampled_draws.r_hat)
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
             new |= self._moved(server, u, weight)
         new |= self._next_share(server, new["mean"])
@@ -299,8 +299,8 @@ class LikelihoodFactors:
         """Return the log density of the variables w that are sampled."""
 
         def log_density(w: Tensor) -> Tensor:
-            u, found, growth = variables.shared(w)
-            return self._product(u, found, factors) + growth
+            u, evaluated, growth = variables.shared(w)
+            return self._product(u, evaluated, factors) + growth
 
         return log_density
 
@@ -346,10 +346,10 @@ class LikelihoodFactors:
 
     def _own(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Return the given clients' factors; 0 of new clients."""
-        found = {n: precise(server[f"server/{n}"]) for n in self.parts}
-        ids, clients = cohort.ids.cpu(), len(found["shift"])
-        at, known = ids.clamp(max=clients - 1), (ids < clients).double()
-        return {n: v[at] * like(known, v) for n, v in found.items()}
+        tables = {n: precise(server[f"server/{n}"]) for n in self.parts}
+        ids, clients = cohort.ids.cpu(), len(tables["shift"])
+        at, is_reported = ids.clamp(max=clients - 1), (ids < clients).double()
+        return {n: v[at] * like(is_reported, v) for n, v in tables.items()}
 
     def _pieces(self, u: Tensor, factors: Tensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield some draws [S, d] after the other, as the arguments of `integrate`."""
@@ -375,8 +375,8 @@ class LikelihoodFactors:
     def _stated(self, found: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
         noise = torch.ones_like(found.prior[:, 0])
-        known = self.structure.linear is None or knows_noise(self.structure)
-        if not known and found.response is not None:
+        has_known_noise = self.structure.linear is None or knows_noise(self.structure)
+        if not has_known_noise and found.response is not None:
             noise = found.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
         return found.prior[:, 0], found.roots[:, 0], noise
 
@@ -391,11 +391,11 @@ class LikelihoodFactors:
         rows = on_cpu(batch)
         refuse_rows(self.structure, rows)
         if self.structure.linear is not None:
-            found = statistics(self.structure, rows) | {"mean": received["mean"]}
+            factor_tensors = statistics(self.structure, rows) | {"mean": received["mean"]}
         else:
             mean, cavity, root = (precise(received[n]) for n in ("mean", "cavity", "root"))
-            found = Factor(self.structure, mean, cavity, root, rows).update()
-        return {n: v.to(batch.size.device) for n, v in found.items()}
+            factor_tensors = Factor(self.structure, mean, cavity, root, rows).update()
+        return {n: v.to(batch.size.device) for n, v in factor_tensors.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send the client's likelihood factor, and whether its likelihood has several maxima."""

@@ -45,8 +45,8 @@ def simulated(program: Program, data: Federation) -> Federation:
     good = (finite | ~finite.any(1, keepdim=True)).all(0) & finite.any(0)
     if not bool(good.any()):
         raise unsuitable("its likelihood is not finite")
-    kept = [r for r, g in zip(rows.train, good.tolist(), strict=True) if g]
-    return _federation(rows.x, rows.y, kept, data)
+    good_rows = [r for r, g in zip(rows.train, good.tolist(), strict=True) if g]
+    return _federation(rows.x, rows.y, good_rows, data)
 
 
 def unsuitable(why: object) -> OtherStructure:

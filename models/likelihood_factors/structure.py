@@ -211,8 +211,8 @@ def _block_diagonal(parts: Sequence[Tensor], like: Tensor) -> Tensor:
 def on_cpu(batch: Batch) -> Batch:
     """Return a batch on the CPU, with floating-point values in double precision."""
     names = ("x", "y", "mask", "size", "ids", "at", "weights")
-    known = {n: v for n in names if (v := getattr(batch, n)) is not None}
-    moved: dict[str, Any] = {n: precise(v) for n, v in known.items()}
+    tensors = {n: v for n in names if (v := getattr(batch, n)) is not None}
+    moved: dict[str, Any] = {n: precise(v) for n, v in tensors.items()}
     return replace(batch, **moved)
 
 

@@ -96,20 +96,20 @@ class Variables:
     def sampled(self, u: Tensor) -> Tensor:
         """Return the variables w [S, d] at u."""
         with torch.no_grad():
-            found = self.prior(u)
-            w: Tensor = (u - found.loc[:, 0]) / found.scale[:, 0] ** (1 - self.power)
+            evaluated = self.prior(u)
+            w: Tensor = (u - evaluated.loc[:, 0]) / evaluated.scale[:, 0] ** (1 - self.power)
         return w
 
     def shared(self, w: Tensor) -> tuple[Tensor, Evaluated, Tensor]:
         """Return u at w [S, d], the prior there, and the log Jacobian [S]."""
         u = w
         for _ in range(len(self.structure.spread) + 1):  # scales may be effects themselves
-            found = self.prior(u)
-            growth = found.scale[:, 0] ** (1 - self.power)
-            before, u = u, found.loc[:, 0] + growth * w
+            evaluated = self.prior(u)
+            growth = evaluated.scale[:, 0] ** (1 - self.power)
+            before, u = u, evaluated.loc[:, 0] + growth * w
             if torch.equal(before, u):
                 break
-        return u, found, growth.log().sum(-1)
+        return u, evaluated, growth.log().sum(-1)
 
     def standardized(
         self,
@@ -127,8 +127,8 @@ class Variables:
 
         def at(noise: Tensor) -> tuple[Tensors, Tensor]:
             with torch.no_grad():
-                u, found, growth = self.shared(mean + noise @ root.mT)
-                server, value = listed_at(u, found)
+                u, evaluated, growth = self.shared(mean + noise @ root.mT)
+                server, value = listed_at(u, evaluated)
             return server, value + growth
 
         def noise_of(w: Tensor) -> Tensor:
@@ -168,19 +168,19 @@ def mirror_images(layout: Layout, u: Tensor) -> list[tuple[str, Tensor]]:
         mask &= (layout.each("positive") == 0) & (u != 0)
         if bool(mask.any()):
             masks.setdefault(tuple(mask.tolist()), name)
-    found = []
+    images = []
     for values, name in masks.items():
         flipped = torch.tensor(values, dtype=u.dtype)
         path = torch.stack([u * (1 - flipped), u * (1 - 2 * flipped)])
-        found.append((f"{name} has the other sign", path))
+        images.append((f"{name} has the other sign", path))
     kinds = {site.name: (len(site.mean), type(site.transform)) for site in layout.sites}
     for one, other in combinations(places, 2) if len(places) <= FLIPPED else ():
         if kinds[one] == kinds[other]:
             image = u.clone()
             image[places[one]], image[places[other]] = u[places[other]], u[places[one]]
             path = torch.stack([(u + image) / 2, image])
-            found.append((f"{one} and {other} exchange their values", path))
-    return found
+            images.append((f"{one} and {other} exchange their values", path))
+    return images
 
 
 def changed_one_by_one(layout: Layout, u: Tensor, sd: Tensor) -> list[tuple[str, Tensor]]:
@@ -200,7 +200,7 @@ def changed_one_by_one(layout: Layout, u: Tensor, sd: Tensor) -> list[tuple[str,
         for i in range(size)
     ]
     mean, wide = (v.double() for v in layout.prior())
-    found = []
+    changes = []
     for i, name in enumerate(names):
         begin = START * float(sd[i])
         for sign in (-1, 1):
@@ -212,5 +212,5 @@ def changed_one_by_one(layout: Layout, u: Tensor, sd: Tensor) -> list[tuple[str,
             off = torch.cat([steps[steps > begin], near]).sort().values
             path = u.repeat(len(off), 1)
             path[:, i] += sign * off
-            found.append((f"{name} is far from its draws", path))
-    return found
+            changes.append((f"{name} is far from its draws", path))
+    return changes

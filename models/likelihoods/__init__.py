@@ -111,9 +111,9 @@ class LeastSquares(dist.Normal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density at `value`, with the least-squares gradient for the mean."""
-        known: Tensor = dist.Normal(self.loc.detach(), self.scale).log_prob(value)
+        log_density: Tensor = dist.Normal(self.loc.detach(), self.scale).log_prob(value)
         squares = -0.5 * ((value - self.loc) / self.unit).square()
-        return known + squares - squares.detach()
+        return log_density + squares - squares.detach()
 
 
 @rebuildable

@@ -313,8 +313,8 @@ def build(
         mean = combine(role("loc", message), cohort.size, role("loc", server))
         if q.random and aggregation == "mean":
             # What depends on theta's size takes the server's where none was sent.
-            known = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
-            theta, variance = moments(known)
+            sent_means = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
+            theta, variance = moments(sent_means)
             for n, v in theta.items():
                 alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
                 # mu of eq. 5

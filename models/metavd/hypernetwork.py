@@ -216,10 +216,10 @@ def embed(
         with torch.enable_grad():
             spreads = role("spread", method.download(state.server | {TABLE: leaf}, cohort))
         received = method.download(state.server | {TABLE: table}, cohort)
-        found, *_ = train(
+        embedding, *_ = train(
             method, received, received, data, cohort, seed=seed, number=state.number + step
         )
-        gap = [v.detach() - found[f"spread/{n}"] for n, v in spreads.items()]
+        gap = [v.detach() - embedding[f"spread/{n}"] for n, v in spreads.items()]
         (slope,) = torch.autograd.grad(list(spreads.values()), leaf, gap)
         table = table - lr * slope
     return replace(state, server=state.server | {TABLE: table})

@@ -159,14 +159,14 @@ def objective(
 def divergence(name: str, q: TorchDistribution, prior: TorchDistribution) -> Tensor:
     """Return the KL divergence of a normal from a prior; ValueError if it has no closed form."""
     try:
-        found: Tensor = kl_divergence(q, prior)
+        divergence_of_q: Tensor = kl_divergence(q, prior)
     except NotImplementedError as error:
         base = getattr(prior, "base_dist", prior)
         raise ValueError(
             f"prior of {name!r} is {type(base).__name__}, from which the divergence has no closed "
             "form; expected a normal or Laplace prior, or sampling='weights'"
         ) from error
-    return found
+    return divergence_of_q
 
 
 def warm_up(done: float | None) -> float:

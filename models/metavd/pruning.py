@@ -54,16 +54,18 @@ def report(
     Besides "rates_above_0.9", the share of those, [C]; and of every weight "dropout_rate/NAME" and
     "log_alpha/NAME", [C, *p].
     """
-    sent, found = drop(tensors, moments, limit), {}
+    sent, statistics = drop(tensors, moments, limit), {}
     if role("spread", tensors):
         mean, spread = moments(tensors)
         rates = {n: dropout_rate(tensors[f"loc/{n}"], v) for n, v in spread.items()}
-        found["dropout_rate"] = torch.cat([v.flatten(1) for v in rates.values()], 1).mean(1)
-        found[f"rates_above_{HIGH}"] = saturated(mean, spread)
-        found |= under("dropout_rate", rates)
-        found |= {f"log_alpha/{n}": log_alpha_of(tensors[f"loc/{n}"], v) for n, v in spread.items()}
+        statistics["dropout_rate"] = torch.cat([v.flatten(1) for v in rates.values()], 1).mean(1)
+        statistics[f"rates_above_{HIGH}"] = saturated(mean, spread)
+        statistics |= under("dropout_rate", rates)
+        statistics |= {
+            f"log_alpha/{n}": log_alpha_of(tensors[f"loc/{n}"], v) for n, v in spread.items()
+        }
     theta = torch.cat([sent[f"loc/{n}"].flatten(1) for n in names], 1)
-    return {**found, "sparsity": (theta == 0).to(theta).mean(1)}
+    return {**statistics, "sparsity": (theta == 0).to(theta).mean(1)}
 
 
 def snip(

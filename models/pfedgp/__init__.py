@@ -128,7 +128,7 @@ def build(
     process = Kernel(kernel)
     # What stands in the place of the head has its names.
     first, *_, last = (*net.select_params(net.head), *net.select_params(net.head))
-    kept = {"z": f"z/{first}", "shift": f"shift/{last}", "root": f"root/{last}"}
+    names_of = {"z": f"z/{first}", "shift": f"shift/{last}", "root": f"root/{last}"}
     homes = {n: f"w/{n}" for n in below}
     homes |= {n: f"{n}/{at}" for n, at in zip(SPREADS, (first, last), strict=True)}
 
@@ -142,7 +142,7 @@ def build(
         """Initialize the client's Gaussian process without training rows, as zeros."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
         none = {n: cohort.size.new_zeros(len(cohort.ids), rows, *s) for n, s in sizes.items()}
-        return start_own(received, cohort, generator) | {kept[n]: v for n, v in none.items()}
+        return start_own(received, cohort, generator) | {names_of[n]: v for n, v in none.items()}
 
     def run(local: Tensors, x: Tensor) -> Tensor:
         """Return the network's features [C, B, features] of rows x."""
@@ -174,10 +174,10 @@ def build(
         with data.clients():
             for n, value in zip(SPREADS, spreads(local), strict=True):
                 pyro.sample(n, dist.Delta(value))
-        known = {n: local[name].squeeze(1) for n, name in kept.items()}
-        z, own_z = run(local, data.x), known.pop("z")
+        head = {n: local[name].squeeze(1) for n, name in names_of.items()}
+        z, own_z = run(local, data.x), head.pop("z")
         among, across = (process(own_z, other, *spreads(local)) for other in (own_z, z))
-        mean, spread = predicted(among, across, process.diagonal(z, *spreads(local)), **known)
+        mean, spread = predicted(among, across, process.diagonal(z, *spreads(local)), **head)
         with data.clients(), data.rows():
             at_rows = dist.MultivariateNormal(mean, scale_tril=lower(spread))
             pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
@@ -196,7 +196,7 @@ def build(
                 count,
                 outputs,
             )
-        return {kept["z"]: z, kept["shift"]: shift, kept["root"]: root}
+        return {names_of["z"]: z, names_of["shift"]: shift, names_of["root"]: root}
 
     inner = elbo(num_particles, 0.0, mean=True)
     q = replace(points, program=recall, random=True, points="")
@@ -208,10 +208,10 @@ def build(
 
         The negative log priors count divided by the client's number of rows.
         """
-        known, asked = data.split(2)
-        counts = known.counts / share(known.size, known.mask)  # a half stands for itself alone
-        half = local | learned(local, known.x, known.y, counts)
-        cost = inner(model, guide, received, half, asked)
+        head, query = data.split(2)
+        counts = head.counts / share(head.size, head.mask)  # a half stands for itself alone
+        half = local | learned(local, head.x, head.y, counts)
+        cost = inner(model, guide, received, half, query)
         down, up = (with_rows(t, len(data)) for t in (received, local))
         for n, shape in shapes.items():
             before = prior_of(n, shape, down, up, data).log_prob(up[homes[n]])

@@ -154,11 +154,11 @@ def touching(
 def lower(matrix: Tensor) -> Tensor:
     """Return Cholesky factors of matrices [..., K, K], or of their diagonals where that fails."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    found, bad = torch.linalg.cholesky_ex(
+    root, bad = torch.linalg.cholesky_ex(
         matrix + torch.diag_embed(rounding(matrix).expand_as(diagonal))
     )
     alone = torch.diag_embed(diagonal.clamp(min=0).sqrt())
-    return torch.where((bad > 0)[..., None, None], alone, found)
+    return torch.where((bad > 0)[..., None, None], alone, root)
 
 
 def sparing(matrix: Tensor) -> Tensor:
@@ -166,9 +166,9 @@ def sparing(matrix: Tensor) -> Tensor:
 
     A root of what is rounding alone is another one in every batch.
     """
-    found = lower(matrix)
-    pivots = found.diagonal(dim1=-2, dim2=-1).square()
-    return found * (pivots > 2 * matrix.shape[-1] * rounding(matrix)).unsqueeze(-2)
+    root = lower(matrix)
+    pivots = root.diagonal(dim1=-2, dim2=-1).square()
+    return root * (pivots > 2 * matrix.shape[-1] * rounding(matrix)).unsqueeze(-2)
 
 
 def rounding(matrix: Tensor) -> Tensor:
@@ -210,10 +210,12 @@ def predicted(
         shift: of the sites.
         root: of the sites.
     """
-    (clients, n, k), asked = shift.shape, across.shape[2]
+    (clients, n, k), num_queries = shift.shape, across.shape[2]
     pull, half = weights(among, shift, root)
-    met = torch.einsum("cikl,cib->cilbk", root, across).reshape(clients, n * k, asked * k)
-    told = torch.linalg.solve_triangular(half, met, upper=False).reshape(clients, -1, asked, k)
+    met = torch.einsum("cikl,cib->cilbk", root, across).reshape(clients, n * k, num_queries * k)
+    projected = torch.linalg.solve_triangular(half, met, upper=False).reshape(
+        clients, -1, num_queries, k
+    )
     eye = torch.eye(k, dtype=among.dtype, device=among.device)
-    spread = alone[..., None, None] * eye - torch.einsum("cabk,cabl->cbkl", told, told)
+    spread = alone[..., None, None] * eye - torch.einsum("cabk,cabl->cbkl", projected, projected)
     return across.mT @ pull, spread

@@ -70,13 +70,13 @@ def fixed(
     family: PriorFamily = dist.Normal, loc: float = 0.0, scale: Positive = 1.0
 ) -> PriorFunction:
     """Return a prior with fixed location and scale, the same for every network parameter."""
-    known = as_family(family, "family")
+    distribution = as_family(family, "family")
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         centre = batch.size.new_full(shape, loc)
-        return as_event(known(centre, torch.full_like(centre, scale)), len(shape))
+        return as_event(distribution(centre, torch.full_like(centre, scale)), len(shape))
 
     return prior
 
@@ -100,8 +100,8 @@ def proximal(
     if isinstance(family, ByName):
         each = {p: proximal(strength, one, loc) for p, one in family.families.items()}
         return ByName(each, each)
-    known = as_family(family)
-    return Proximal(strength, known, loc) if strength else flat
+    distribution = as_family(family)
+    return Proximal(strength, distribution, loc) if strength else flat
 
 
 @rebuildable

@@ -40,7 +40,7 @@ SMALLEST = 1e-6  # scale
 
 def learned(family: PriorFamily = dist.Normal, loc: float = 0.0) -> PriorFunction:
     """Return a prior with one scale per parameter tensor, learned by the server; see `learning`."""
-    known = as_family(family, "family")
+    distribution = as_family(family, "family")
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
@@ -52,7 +52,7 @@ def learned(family: PriorFamily = dist.Normal, loc: float = 0.0) -> PriorFunctio
                 "method to learned_scales.learning(method, names)"
             )
         centre = scale.new_full((*scale.shape, *shape), loc)
-        return around(known, centre, scale)
+        return around(distribution, centre, scale)
 
     return prior
 
@@ -85,20 +85,20 @@ def learning(
         ValueError: if a name is no site of the method's guide, whose mean and variance have a
             closed form, or the family's variance is not finite.
     """
-    known, spread = tuple(names), as_family(family, "family")
+    learned_names, spread = tuple(names), as_family(family, "family")
     one, variance = torch.ones((), dtype=torch.float64), math.inf
     with suppress(NotImplementedError):
         variance = float(spread(0 * one, one).variance)
     if not math.isfinite(variance):
         raise ValueError(f"the family's variance is {variance}; expected a finite number")
-    _refuse_other_sites(method, known)
+    _refuse_other_sites(method, learned_names)
 
     def rest(tensors: Tensors) -> Tensors:
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the server's state, with all prior scales at `init_scale`."""
-        scales = {n: torch.tensor(init_scale, dtype=torch.float64) for n in known}
+        scales = {n: torch.tensor(init_scale, dtype=torch.float64) for n in learned_names}
         return method.init(generator, clients) | under("prior", scales)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
@@ -112,7 +112,7 @@ def learning(
         That is one number m_j for each.
         """
         mean, spread = site_moments(method.guide, received, local, batch)
-        second = {n: (mean[n] - loc).square() + spread[n] for n in known}
+        second = {n: (mean[n] - loc).square() + spread[n] for n in learned_names}
         return under("second", {n: v.reshape(len(v), -1).mean(1) for n, v in second.items()})
 
     def upload(received: Tensors, local: Tensors) -> Tensors:

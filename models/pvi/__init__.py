@@ -336,11 +336,11 @@ def hierarchical(
     model = decentred(model, one) if covariance == "full" else model
     sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):
-        given = f"batch is {batch}" if batch else "there is a guide"
+        condition = f"batch is {batch}" if batch else "there is a guide"
         raise ValueError(
-            f"{given}, and site {names[0]!r} is inside batch.rows(), where every row has its own; "
-            f"expected {'batch' if batch else 'guide'}=None, or a likelihood that it is integrated "
-            "out of"
+            f"{condition}, and site {names[0]!r} is inside batch.rows(), where every row has its "
+            f"own; expected {'batch' if batch else 'guide'}=None, or a likelihood that it is "
+            "integrated out of"
         )
     declared = Declared(program, data, *sites)
     declared.check()

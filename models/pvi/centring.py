@@ -68,8 +68,8 @@ class Centring:
         log_scale, before = self._log_scales(mean), server["centred"]
         # At its mean log tau says by what eta is more than w.
         growth = (-before * (log_scale - server["log_scale"])).exp()
-        given = cov.diagonal() - cov[torch.arange(len(at)), at].square() / cov.diagonal()[at]
-        after = torch.where(effect, 1 - given * growth.square(), 0.0).clamp(0.0, 1.0)
+        explained = cov.diagonal() - cov[torch.arange(len(at)), at].square() / cov.diagonal()[at]
+        after = torch.where(effect, 1 - explained * growth.square(), 0.0).clamp(0.0, 1.0)
         if float((after - before).abs().max()) < DIFFERENT:
             return server
         change = torch.diag(growth)

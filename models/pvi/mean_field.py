@@ -112,8 +112,8 @@ class MeanField(Partitioned):
         own, moved = local["mean"].shape[-1] - mean.shape[-1], local["moved"]
         start = {"mean": mean, "root": root} | self.with_logs(root)
         at = {n: torch.cat([v, local[n][:, -own:]], -1) if own else v for n, v in start.items()}
-        kept = {n: torch.where(moved[:, None], local[n], v) for n, v in at.items()}
-        return kept | {"moved": moved | (self.bayesian(received, batch) > 0)}
+        restarted = {n: torch.where(moved[:, None], local[n], v) for n, v in at.items()}
+        return restarted | {"moved": moved | (self.bayesian(received, batch) > 0)}
 
     def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return the local tensors from which clients start in a regular round."""

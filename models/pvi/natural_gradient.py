@@ -208,6 +208,8 @@ def _bend(
     power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
 ) -> None:
     """Update scale exponents [C, m, d] in place by a bounded gradient step."""
-    known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
-    step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])
+    conditional_precision = (
+        inverse(alone, upper=False).square().sum(-2)
+    )  # 1 / var(v_i | all others)
+    step = lr * grad / ((1 + conditional_precision * second)[..., None] * spread[:, None])
     power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)

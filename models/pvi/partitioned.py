@@ -263,8 +263,10 @@ class Partitioned(FactorServer):
         both = self.normals.log_det(root)
         first = self.normals.log_det(self.normals.leading(root))
         constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
-        known = 0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
-        of_ours = (known - first).expand(u.shape[:-1])
+        log_density = (
+            0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
+        )
+        of_ours = (log_density - first).expand(u.shape[:-1])
         if self.centring:
             ours, bent = self.centring.effects(ours, received)
             of_ours = of_ours - share * bent

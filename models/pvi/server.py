@@ -60,9 +60,9 @@ class FactorServer:
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client its cavity q / t_j, the posterior without the client's own factor."""
         received = send_all(server, cohort)
-        known = cohort.ids < len(server["server/shift"])
-        at = torch.where(known, cohort.ids, 0)
-        own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
+        is_reported = cohort.ids < len(server["server/shift"])
+        at = torch.where(is_reported, cohort.ids, 0)
+        own = {n: server[f"server/{n}"][at] * is_reported[:, None] for n in PARAMETERS}
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def regular_cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
@@ -186,5 +186,7 @@ class FactorServer:
         """Partial centering of shared random effects, or None if there are none."""
         none = torch.full_like
         each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
-        known = self.covariance == "full" and any(s.scales is not None for s in self.ours.sites)
-        return Centring(torch.cat(each)) if known else None
+        is_centerable = self.covariance == "full" and any(
+            s.scales is not None for s in self.ours.sites
+        )
+        return Centring(torch.cat(each)) if is_centerable else None

@@ -257,8 +257,8 @@ class SharedGuide:
     def bent(self, local: Tensors, batch: Batch) -> Tensor:
         """Return the shared variables, transformed from a draw of the guide family."""
         silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
-        found: Any = poutine.trace(silent).get_trace({}, local, batch)
-        return local["centre"] + times(local["root"], found.nodes[BASE]["value"])
+        trace: Any = poutine.trace(silent).get_trace({}, local, batch)
+        return local["centre"] + times(local["root"], trace.nodes[BASE]["value"])
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send the gradient of the client's loss for the parameters of the shared guide."""
@@ -273,10 +273,10 @@ class SharedGuide:
     def common_noise(self, received: Tensors) -> Tensor:
         """Return the round's noise [S, C, 1, k], the same for all clients of a server."""
         keys, kind = received["noise"].tolist(), torch.float64
-        known = {key: generator("noise of what clients share", key) for key in {*keys}}
+        generators = {key: generator("noise of what clients share", key) for key in {*keys}}
         drawn = {
             key: torch.randn(self.draws, 1, self.noises, generator=source, dtype=kind)
-            for key, source in known.items()
+            for key, source in generators.items()
         }
         return torch.stack([drawn[key] for key in keys], 1)
 
@@ -300,8 +300,8 @@ class SharedGuide:
         one = torch.ones(1, 1)
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
         with pyro.validation_enabled(False), ClientNoise([generator(0)]):
-            found = dict(latent(poutine.trace(self.bend.program).get_trace({}, start, nobody)))
-        return width(found[f"_{BEND}"]["fn"]) if f"_{BEND}" in found else 0
+            sites = dict(latent(poutine.trace(self.bend.program).get_trace({}, start, nobody)))
+        return width(sites[f"_{BEND}"]["fn"]) if f"_{BEND}" in sites else 0
 
     @cached_property
     def scales(self) -> Tensor | None:
@@ -319,8 +319,8 @@ def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:
 
     A message with NaN is invalid.
     """
-    found, info = torch.linalg.solve_ex(matrix, value, left=left)
-    return torch.where((info == 0)[..., None, None], found, torch.nan)
+    solution, info = torch.linalg.solve_ex(matrix, value, left=left)
+    return torch.where((info == 0)[..., None, None], solution, torch.nan)
 
 
 def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:

@@ -106,14 +106,14 @@ def regression(
     text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)
     prepared = design.federation()
     method = hierarchical(compile_program(text), prepared, shared=" ".join(shared))
-    made: dict[str, Any] = {
+    regression_fields: dict[str, Any] = {
         "design": design,
         "chosen": chosen,
         "text": text,
         "link": named,
         "center": center,
     }
-    return Regression(**vars(method), **made)
+    return Regression(**vars(method), **regression_fields)
 
 
 def _refuse_unsupported(design: Design, family: str) -> None:

@@ -102,8 +102,8 @@ class Columns:
 
     def offset(self, frame: pd.DataFrame) -> np.ndarray:
         """Return the sum of the offsets of a client's rows, [N]."""
-        found: np.ndarray = self._evaluated(self.offsets, frame).sum(1)
-        return found
+        offsets: np.ndarray = self._evaluated(self.offsets, frame).sum(1)
+        return offsets
 
     def beyond(self, frame: pd.DataFrame) -> Iterator[str]:
         """Describe the splines and polynomials of a table outside the range of training rows."""
@@ -177,67 +177,71 @@ class Columns:
     def _center(self, call: Any) -> Any:
         from formulae.transforms import Center
 
-        made = Center()
-        made.mean, _ = mean_of(self.clients, self._values(call))
-        made.params_set = True
-        return made
+        transform = Center()
+        transform.mean, _ = mean_of(self.clients, self._values(call))
+        transform.params_set = True
+        return transform
 
     def _scale(self, call: Any) -> Any:
         from formulae.transforms import Scale
 
-        made = Scale()
-        made.mean, square = mean_of(self.clients, self._values(call))
-        made.std = np.sqrt(square)  # of each column, as of poly()
-        made.params_set = True
-        return made
+        transform = Scale()
+        transform.mean, square = mean_of(self.clients, self._values(call))
+        transform.std = np.sqrt(square)  # of each column, as of poly()
+        transform.params_set = True
+        return transform
 
     def _poly(self, call: Any) -> Any:
         """Return orthogonal polynomials, by one exchange of sums for each degree."""
         from formulae.transforms import Polynomial
 
-        made = Polynomial()
-        given = self._given(call, made.__call__)
-        if given["degree"] < 1:
-            raise ValueError(f"its degree is {given['degree']}; expected at least 1")
+        transform = Polynomial()
+        arguments = self._given(call, transform.__call__)
+        if arguments["degree"] < 1:
+            raise ValueError(f"its degree is {arguments['degree']}; expected at least 1")
         arrays = self.clients.report(self._values(call))
         self._learn_range(call, arrays)
         before = [np.zeros_like(x) for x in arrays]
         now = [np.ones_like(x) for x in arrays]
-        for k in range(given["degree"] + 1):
-            made.norms2[k] = total([(p**2).sum() for p in now])
-            made.alpha[k] = total([(x * p**2).sum() for x, p in zip(arrays, now, strict=True)])
-            made.alpha[k] /= made.norms2[k]
-            beta = made.norms2[k] / made.norms2[k - 1] if k else 0.0
+        for k in range(arguments["degree"] + 1):
+            transform.norms2[k] = total([(p**2).sum() for p in now])
+            transform.alpha[k] = total([(x * p**2).sum() for x, p in zip(arrays, now, strict=True)])
+            transform.alpha[k] /= transform.norms2[k]
+            beta = transform.norms2[k] / transform.norms2[k - 1] if k else 0.0
             after = [
-                (x - made.alpha[k]) * p - beta * q
+                (x - transform.alpha[k]) * p - beta * q
                 for x, p, q in zip(arrays, now, before, strict=True)
             ]
             before, now = now, after
-        return made
+        return transform
 
     def _spline(self, call: Any) -> Any:
         """Return a B-spline basis, by extremes, quantiles and the sums of its columns."""
         from formulae.transforms import BSpline
         from formulae.utils import get_centering_matrix
 
-        made = BSpline()
-        given = self._given(call, made.__call__)
+        transform = BSpline()
+        arguments = self._given(call, transform.__call__)
         arrays = self.clients.report(self._values(call))
         self._learn_range(call, arrays)
         for name, extreme in (("lower_bound", min), ("upper_bound", max)):
-            if given[name] is None:
-                given[name] = extreme(extreme(x.tolist()) for x in arrays)
-        center = given["center"] if given["intercept"] is None else not given["intercept"]
-        if given["knots"] is None and given["df"] is not None:
-            inner = given["df"] - given["degree"] - 1 + bool(center)
+            if arguments[name] is None:
+                arguments[name] = extreme(extreme(x.tolist()) for x in arrays)
+        center = (
+            arguments["center"] if arguments["intercept"] is None else not arguments["intercept"]
+        )
+        if arguments["knots"] is None and arguments["df"] is not None:
+            inner = arguments["df"] - arguments["degree"] - 1 + bool(center)
             parts = np.linspace(0, 1, max(inner, 0) + 2)[1:-1].tolist()
-            given["knots"] = quantiles(arrays, parts)
-            given["df"] = given["df"] if inner < 0 else None  # formulae refuses too small a df
-        made(np.array([given["lower_bound"], given["upper_bound"]]), **given)
+            arguments["knots"] = quantiles(arrays, parts)
+            arguments["df"] = (
+                arguments["df"] if inner < 0 else None
+            )  # formulae refuses too small a df
+        transform(np.array([arguments["lower_bound"], arguments["upper_bound"]]), **arguments)
         if center:
-            sums = total([made._eval_basis(x).sum(0) for x in arrays])
-            made._centering_matrix = get_centering_matrix(sums[None] / sum(map(len, arrays)))
-        return made
+            sums = total([transform._eval_basis(x).sum(0) for x in arrays])
+            transform._centering_matrix = get_centering_matrix(sums[None] / sum(map(len, arrays)))
+        return transform
 
 
 def described(text: str) -> Any:
@@ -249,7 +253,7 @@ def described(text: str) -> Any:
     try:
         parser = Parser(Scanner(text).scan())
         parsed = parser.parse()
-        found = model_description(text)
+        description = model_description(text)
     except Exception as error:
         raise ValueError(f"{text!r} is not a formula: {_line(error)}") from error
     if not parser.at_end():  # formulae would ignore the rest
@@ -258,7 +262,7 @@ def described(text: str) -> Any:
             "/ between terms, such as x:g for x %in% g"
         )
     _refuse_power(parsed)
-    return found
+    return description
 
 
 def _refuse_power(parsed: Any) -> None:

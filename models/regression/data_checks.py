@@ -36,18 +36,18 @@ def warn_of_design(design: Design) -> None:
 
 def _lonely_levels(design: Design) -> list[str]:
     """Return texts on the levels of population factors that only one client has."""
-    clients, found = design.clients, []
+    clients, warnings_found = design.clients, []
     for name, levels in clients.levels.items():
         if name == design.client or name in {n for one in design.groups for n in one.group.factors}:
             continue
         seen = [set(frame[name].unique().tolist()) for frame in clients.frames.values()]
         lonely = [str(v) for v in levels if sum(v in one for one in seen) == 1]
         if lonely and len(seen) > 1:
-            found.append(
+            warnings_found.append(
                 f"only one client has level {listed(lonely)} of {name}: that client learns its "
                 "coefficient alone, and the coefficient reveals that client"
             )
-    return found
+    return warnings_found
 
 
 def _columns(design: Design) -> list[str]:
@@ -75,18 +75,22 @@ def _columns(design: Design) -> list[str]:
 
     gram = total(clients.report(products)) / sum(map(len, clients.frames.values()))
     aliased: list[str] = []
-    kept: list[int] = []
+    independent: list[int] = []
     for place, name in enumerate(design.terms):
         if fixed[place]:
             continue
         left = gram[place, place]
-        if kept:
-            cross = gram[kept, place]
-            left = left - cross @ np.linalg.lstsq(gram[np.ix_(kept, kept)], cross, rcond=None)[0]
+        if independent:
+            cross = gram[independent, place]
+            left = (
+                left
+                - cross
+                @ np.linalg.lstsq(gram[np.ix_(independent, independent)], cross, rcond=None)[0]
+            )
         if left < ALIASED:
             aliased.append(name)
         else:
-            kept.append(place)
+            independent.append(place)
     if aliased:
         texts.append(
             f"column {listed(aliased)} is a combination of the others (aliased); only the prior "

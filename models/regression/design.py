@@ -158,13 +158,13 @@ class Design:
 
     def x(self, frame: pd.DataFrame, site: str) -> np.ndarray:
         """Return the columns of x of a client's rows, [N, P]."""
-        found = {name: None for name in self.places}
+        columns = {name: None for name in self.places}
         values: dict[str, Any] = dict(
             zip(self.terms, self.population.evaluate(frame).T, strict=True)
         )
-        if OFFSET in found:
+        if OFFSET in columns:
             values[OFFSET] = self.population.offset(frame)
-        if self.family.column + OF_RESPONSE in found:
+        if self.family.column + OF_RESPONSE in columns:
             values[self.family.column + OF_RESPONSE] = self._second(frame)
         for one in self.groups:
             for name, column in zip(one.columns.labels, one.columns.evaluate(frame).T, strict=True):
@@ -172,7 +172,7 @@ class Design:
             if one.kind != "client":
                 values[f"level of {one.group.name}"] = one.codes(frame, site, self.client)
         values.setdefault("none", np.zeros(len(frame)))
-        return np.column_stack([values[name] for name in found]).astype(np.float64)
+        return np.column_stack([values[name] for name in columns]).astype(np.float64)
 
     def _second(self, frame: pd.DataFrame) -> np.ndarray:
         if self.formula.second not in frame and self.family.column == "event":
@@ -251,14 +251,14 @@ class Design:
         if self.weights is not None:
             weights = torch.cat([tensor(frame[self.weights]) for frame in frames.values()])
         names = tuple(self.places)
-        made = Preprocessor(tuple(map(Prepared, names)))
+        preprocessor = Preprocessor(tuple(map(Prepared, names)))
         return Federation(
             torch.cat(x),
             torch.cat(y),
             rows,
             [torch.arange(0)] * len(rows),
             tuple(frames),
-            source=Source(self.formula.response, names, preparation=made),
+            source=Source(self.formula.response, names, preparation=preprocessor),
             weights=weights,
         )
 
@@ -342,16 +342,16 @@ def _grouped(
     if columns.offsets or not (columns.labels or columns.has_intercept):
         raise ValueError(f"({group.text} | {group.name}) has no coefficient; expected 1 or a name")
     own = tuple(name for name in group.factors if name != client)
-    made = Grouped(group, columns, "client", {}, answers)
+    grouped = Grouped(group, columns, "client", {}, answers)
     if not own:
-        return made
+        return grouped
     seen = {site: _distinct(frame, own) for site, frame in clients.frames.items()}
     every = [level for levels in seen.values() for level in levels]
     if client in group.factors or len(set(every)) == len(every):
         if all(len(levels) == 1 for levels in seen.values()):
-            return made
-        return replace(made, kind="nested", levels=seen)
-    return replace(made, kind="shared", levels={"": tuple(sorted(set(every)))})
+            return grouped
+        return replace(grouped, kind="nested", levels=seen)
+    return replace(grouped, kind="shared", levels={"": tuple(sorted(set(every)))})
 
 
 def level_text(level: Level) -> str:
@@ -362,8 +362,8 @@ def level_text(level: Level) -> str:
 def _levels(frame: pd.DataFrame, factors: Sequence[str]) -> list[Level]:
     """Return the level of each row: a value, or a tuple if there are several factors."""
     if len(factors) == 1:
-        found: list[Level] = frame[factors[0]].tolist()
-        return found
+        levels: list[Level] = frame[factors[0]].tolist()
+        return levels
     return list(zip(*(frame[name].tolist() for name in factors), strict=True))
 
 
@@ -375,9 +375,9 @@ def _refuse_large(what: str, values: NDArray[np.float64]) -> None:
     """Raise ValueError if squares of a column's numbers [N] are not finite."""
     if (bad := ~(np.abs(values) < LARGEST)).any():
         row = int(bad.argmax())
-        found = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
+        shown = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
         raise ValueError(
-            f"{what} is {found} in row {row}; expected finite numbers below {LARGEST:g}"
+            f"{what} is {shown} in row {row}; expected finite numbers below {LARGEST:g}"
         )
 
 

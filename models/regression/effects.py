@@ -257,21 +257,23 @@ def conditional(
     drawn = posterior_draws(found, draws)
     if client is not None:
         known(client, drawn.clients, "client")
-    given = dict(at or {})
+    fixed_values = dict(at or {})
     shown = [column, *([by] if by else [])]
     factors = {n for one in design.groups for n in one.group.factors} - {*design.clients.levels}
-    for name in [*shown, *given]:
+    for name in [*shown, *fixed_values]:
         some = [n for n in design.needed if n not in factors or (client and name not in shown)]
         known(name, some, "column of the formula:")
     values = {}
     ranges = (np.linspace(-WIDE, WIDE, points), np.arange(-1, 2))
     for steps, name in zip(ranges, shown, strict=False):
-        some = given.pop(name) if name in given else _values(design, name, steps)
+        some = fixed_values.pop(name) if name in fixed_values else _values(design, name, steps)
         values[name] = [some] if np.ndim(some) == 0 else list(some)
-    for name, value in given.items():
+    for name, value in fixed_values.items():
         if np.ndim(value):
             raise ValueError(f"at has {value!r} for {name}, which is fixed; expected one value")
-    fixed = {n: given.get(n, _middle(design, n, client)) for n in design.needed if n not in values}
+    fixed = {
+        n: fixed_values.get(n, _middle(design, n, client)) for n in design.needed if n not in values
+    }
     grid = pd.MultiIndex.from_product(values.values(), names=shown).to_frame(index=False)
     frame = read_table(design, grid.assign(**fixed), client or NEW)
     rows = run_program(method, drawn, frame, client or NEW, "client" if client else "none")
@@ -287,11 +289,11 @@ def conditional(
         grid["class"] = classes * (len(grid) // len(classes))
         response = f"probability of {response}"
     table = _table(dict(enumerate(mean.flatten(1).T)), prob).drop(columns="sd")
-    made = pd.concat([grid, table], axis=1)
+    table_of_rows = pd.concat([grid, table], axis=1)
     if design.family.kind == "cox":
         response = "log relative hazard"
-    made.attrs |= {"column": column, "by": by, "response": response}
-    return made
+    table_of_rows.attrs |= {"column": column, "by": by, "response": response}
+    return table_of_rows
 
 
 def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> list[Any]:
@@ -335,15 +337,15 @@ def coefficient_draws(method: Any, drawn: Draws) -> dict[str, Tensor]:
             return {term: value}
         return {f"{term}{a}": v for a, v in zip(answers, value.unbind(-1), strict=True)}
 
-    found: dict[str, Tensor] = {}
+    draws_by_name: dict[str, Tensor] = {}
     if "Intercept" in drawn.sites:
-        found |= each("Intercept", drawn.sites["Intercept"])
+        draws_by_name |= each("Intercept", drawn.sites["Intercept"])
     for term in design.terms:
         if term in single:
-            found |= each(term, drawn.sites[single[term]])
+            draws_by_name |= each(term, drawn.sites[single[term]])
         else:
-            found |= each(term, drawn.sites["b"][..., normal.index(term)])
-    return found
+            draws_by_name |= each(term, drawn.sites["b"][..., normal.index(term)])
+    return draws_by_name
 
 
 def _population(method: Any, drawn: Draws, term: str) -> Tensor | float:

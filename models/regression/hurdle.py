@@ -60,8 +60,8 @@ class Hurdle(TorchDistribution):
         """Return the log density, or the log probability of a count."""
         zero = value == 0
         positive = self.base.log_prob(torch.where(zero, 1.0, value)) - self.log_positive
-        found: Tensor = torch.where(zero, self.gate.log(), torch.log1p(-self.gate) + positive)
-        return found
+        log_density: Tensor = torch.where(zero, self.gate.log(), torch.log1p(-self.gate) + positive)
+        return log_density
 
     @property
     def mean(self) -> Tensor:
@@ -97,11 +97,13 @@ class Hurdle(TorchDistribution):
         if bool(often.all()):
             return torch.as_tensor(value)
         left = torch.rand(shape).to(value) * self.log_positive.exp()
-        found = torch.zeros_like(value)
+        positive_draws = torch.zeros_like(value)
         for count in range(1, LONGEST):
             left = left - base.log_prob(torch.full_like(value, count)).exp()
-            found = torch.where((found == 0) & (left <= 0), float(count), found)
-            if bool(((found > 0) | often).all()):
+            positive_draws = torch.where(
+                (positive_draws == 0) & (left <= 0), float(count), positive_draws
+            )
+            if bool(((positive_draws > 0) | often).all()):
                 break
-        drawn: Tensor = torch.where(often, value, found)
+        drawn: Tensor = torch.where(often, value, positive_draws)
         return drawn

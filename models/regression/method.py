@@ -58,19 +58,19 @@ class Regression(TableMethod):
         source = data.source if isinstance(data, Federation) else None
         if isinstance(data, Federation) and source and source.features == tuple(design.places):
             return data
-        made, other = design.federation(), _design_of(design, data).federation()
+        federation, other = design.federation(), _design_of(design, data).federation()
         cure = "; call pyrofl.regression(formula, data) with these data"
-        if sorted(made.names) != sorted(other.names):
+        if sorted(federation.names) != sorted(other.names):
             raise ValueError(
                 f"data has clients {listed(other.names)}, but the regression was made of "
-                f"{listed(made.names)}{cure}"
+                f"{listed(federation.names)}{cure}"
             )
-        place = torch.tensor([other.names.index(name) for name in made.names])
-        same = (rows_of(made) == rows_of(other)[place]).all(1)
+        place = torch.tensor([other.names.index(name) for name in federation.names])
+        same = (rows_of(federation) == rows_of(other)[place]).all(1)
         if not bool(same.all()):
-            name = made.names[int((~same).nonzero()[0])]
+            name = federation.names[int((~same).nonzero()[0])]
             raise ValueError(f"{name!r} has other rows than the regression was made of{cure}")
-        return made
+        return federation
 
     def variables(self) -> dict[str, str]:
         """Return the parameters that a summary lists, without effects of groups."""
@@ -107,16 +107,16 @@ def _design_of(design: Design, data: Federation | Tables) -> Design:
 def parameters(design: Design, priors: Priors) -> dict[str, str]:
     """Return the sites of parameters that all clients share, and their names in tables."""
     normal, single = coefficients(priors)
-    found = {"b": "b"} if normal else {}
-    found |= {site: f"b[{name}]" for name, site in single.items()}
+    site_names = {"b": "b"} if normal else {}
+    site_names |= {site: f"b[{name}]" for name, site in single.items()}
     if "Intercept" in priors.others:
-        found["Intercept"] = "Intercept"
+        site_names["Intercept"] = "Intercept"
     for name in priors.others:
         if name == "cut_first":
-            found["cutpoints"] = "cutpoints"
+            site_names["cutpoints"] = "cutpoints"
         elif name not in ("cut_gaps", "Intercept"):
-            found[name] = name
-    return found
+            site_names[name] = name
+    return site_names
 
 
 def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
@@ -155,6 +155,8 @@ def _nested_levels(one: Grouped) -> list[str]:
     """Return labels of the levels of each client: their names if equal for all, else numbers."""
     names = [[*map(level_text, levels)] for levels in one.levels.values()]
     places = range(one.count)
-    found = [{own[place] for own in names if place < len(own)} for place in places]
-    same = all(len(some) == 1 for some in found)
-    return [some.pop() for some in found] if same else [str(place + 1) for place in places]
+    levels_by_place = [{own[place] for own in names if place < len(own)} for place in places]
+    same = all(len(some) == 1 for some in levels_by_place)
+    return (
+        [some.pop() for some in levels_by_place] if same else [str(place + 1) for place in places]
+    )

@@ -329,10 +329,12 @@ def predict_rows(
     classes = tuple(map(str, design.answers)) or ("0", "1")
     new = [name for name in each if name not in drawn.clients]
     some = listed([name for name in each if name in drawn.clients])
-    told = [some] * bool(some) + [f"{listed(new)}, effects drawn from their distribution"] * bool(
-        new
+    descriptions = [some] * bool(some) + [
+        f"{listed(new)}, effects drawn from their distribution"
+    ] * bool(new)
+    about = (
+        f"regression for {'; '.join(descriptions)}, {len(next(iter(drawn.sites.values())))} draws"
     )
-    about = f"regression for {'; '.join(told)}, {len(next(iter(drawn.sites.values())))} draws"
     return Predictions(about, classes if mean.dim() > 1 else (), mean, values)
 
 

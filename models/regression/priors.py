@@ -52,8 +52,10 @@ class Priors:
 
     def text(self) -> str:
         """Return all priors, one per line."""
-        found = {**{f"b[{n}]": v for n, v in self.coefficients.items()}, **self.others}
-        return "\n".join(f"{name} ~ {code.replace('dist.', '')}" for name, code in found.items())
+        prior_texts = {**{f"b[{n}]": v for n, v in self.coefficients.items()}, **self.others}
+        return "\n".join(
+            f"{name} ~ {code.replace('dist.', '')}" for name, code in prior_texts.items()
+        )
 
 
 def make_priors(design: Design, link: str, given: Given) -> Priors:
@@ -107,14 +109,14 @@ def _by_name(design: Design, given: Given) -> dict[str, Any]:
         ValueError: if a name is unknown, or both names of a coefficient are given.
     """
     names, printed = _names(design), {f"b[{term}]": term for term in design.terms}
-    found: dict[str, Any] = {}
+    priors_by_name: dict[str, Any] = {}
     for name, prior in given.items():
         short = printed.get(name, name)
         known(short, names, "prior")
-        if short in found:
+        if short in priors_by_name:
             raise ValueError(f"{short} and b[{short}] are one coefficient; expected one prior")
-        found[short] = prior
-    return found
+        priors_by_name[short] = prior
+    return priors_by_name
 
 
 def _names(design: Design) -> list[str]:

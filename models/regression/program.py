@@ -117,10 +117,10 @@ def compile_program(text: str) -> Program:
     """Return the function of a program's source; its source is known to inspect."""
     place = f"<regression {abs(hash(text))}>"
     linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
-    found: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
-    found |= {"cox": cox, "Hurdle": Hurdle}
-    exec(compile(text, place, "exec"), found)
-    program: Program = found["program"]
+    namespace: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
+    namespace |= {"cox": cox, "Hurdle": Hurdle}
+    exec(compile(text, place, "exec"), namespace)
+    program: Program = namespace["program"]
     return program
 
 

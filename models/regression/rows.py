@@ -93,17 +93,21 @@ def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]
 
 def _of_federation(data: Federation) -> dict[str, pd.DataFrame]:
     """Return the tables of a federation whose features are named numbers."""
-    made = data.source and data.source.preparation
+    preprocessor = data.source and data.source.preparation
     if data.source is None or data.x.dim() != 2:
         raise ValueError(
             "data has no names of columns; expected federations.from_frames({client: frame}), or "
             "a federation with named features"
         )
     plain = (
-        made is None
-        or tuple(str(getattr(c, "name", c)) for c in made.columns) == data.source.features
+        preprocessor is None
+        or tuple(str(getattr(c, "name", c)) for c in preprocessor.columns) == data.source.features
     )
-    if not plain or data.source.is_standardised or (made and "standardized" in made.summary()):
+    if (
+        not plain
+        or data.source.is_standardised
+        or (preprocessor and "standardized" in preprocessor.summary())
+    ):
         raise ValueError(
             "the features of data were prepared; expected raw columns: "
             "federations.from_frames({client: frame}), or scaling='none' without categories"
@@ -152,15 +156,15 @@ def agreed(
             )
     for name in used:
         _refuse_values(name, frames, factors)
-    kept = _complete({site: frame[list(used)] for site, frame in frames.items()})
+    complete_frames = _complete({site: frame[list(used)] for site, frame in frames.items()})
     for name in used:
-        _refuse_two_kinds(name, kept)
-    first = next(iter(kept.values()))
+        _refuse_two_kinds(name, complete_frames)
+    first = next(iter(complete_frames.values()))
     texts = [name for name in used if kind_of(first[name]) == "text" or name in factors]
-    levels = {name: _levels([frame[name] for frame in kept.values()]) for name in texts}
+    levels = {name: _levels([frame[name] for frame in complete_frames.values()]) for name in texts}
     typed = {
         site: frame.assign(**{n: _typed(frame[n], levels.get(n)) for n in used})
-        for site, frame in kept.items()
+        for site, frame in complete_frames.items()
     }
     return Clients(typed, levels)
 
@@ -186,10 +190,10 @@ def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Seque
         column = frame[name].dropna()
         kinds = {type(value) for value in column.tolist()} if column.dtype == object else set()
         if len(kinds) > 1 or any(not issubclass(kind, PLAIN) for kind in kinds):
-            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
             first = {type(v): f"{v!r:.20} in row {row}" for row, v in reversed([*column.items()])}
             raise ValueError(
-                f"{site}: column {name} holds values of type {found}, such as "
+                f"{site}: column {name} holds values of type {kind_names}, such as "
                 f"{listed([*first.values()])}; expected numbers, texts or Booleans, all of one type"
             )
         if column.dtype.kind in "mMc" and name not in factors:
@@ -202,26 +206,26 @@ def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Seque
 def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the rows without missing values; warn of dropped rows and clients."""
     whole = {site: frame[~frame.isna().any(axis=1)] for site, frame in frames.items()}
-    kept = {
+    complete_frames = {
         site: frame.reset_index(drop=True).infer_objects()  # numbers in a column of objects
         for site, frame in whole.items()
         if len(frame)
     }
     total = sum(map(len, frames.values()))
-    dropped = total - sum(map(len, kept.values()))
-    if not kept:
+    dropped = total - sum(map(len, complete_frames.values()))
+    if not complete_frames:
         raise ValueError("no client has a row without missing values; expected at least one")
     if dropped:
         counts = sum(frame.isna().sum() for frame in frames.values())
         gaps = listed([f"{name} {int(n)}" for name, n in counts.items() if n])
-        gone = [site for site in frames if site not in kept]
+        gone = [site for site in frames if site not in complete_frames]
         lost = f"; no row is left of {listed(gone)}" if gone else ""
         warn(
             f"{dropped} of {total} rows are dropped, as values are missing ({gaps}){lost}",
             UserWarning,
             stacklevel=6,
         )
-    return kept
+    return complete_frames
 
 
 def kind_of(column: pd.Series) -> str:
@@ -319,11 +323,11 @@ def quantiles(arrays: Sequence[Any], parts: Sequence[float]) -> list[float]:
         return []
     places = [part * (count - 1) for part in parts]
     ranks = sorted({int(p) for p in places} | {min(int(p) + 1, count - 1) for p in places})
-    found = dict(zip(ranks, _order_statistics(sorted_, ranks), strict=True))
+    statistics_by_rank = dict(zip(ranks, _order_statistics(sorted_, ranks), strict=True))
     answer = []
     for place in places:
         low, share = int(place), place - int(place)
-        a, b = found[low], found[min(low + 1, count - 1)]
+        a, b = statistics_by_rank[low], statistics_by_rank[min(low + 1, count - 1)]
         answer.append(b - (b - a) * (1 - share) if share >= 0.5 else a + (b - a) * share)
     return answer
 

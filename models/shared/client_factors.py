@@ -87,10 +87,10 @@ class ClientFactors:
     def metadata(self) -> Metadata:
         """Metadata of the method's tensors."""
         unknown = ("precision", "w/* spread/*") if self.is_point else ("precision",)
-        known = {n: v for n, v in self.core.metadata.tensors.items() if n not in unknown}
+        tensor_metadata = {n: v for n, v in self.core.metadata.tensors.items() if n not in unknown}
         guide = self.core.point if self.is_point else self.core.q
         return Metadata(
-            known, reset_clients=refused, reads={"model": self.core.model, "guide": guide}
+            tensor_metadata, reset_clients=refused, reads={"model": self.core.model, "guide": guide}
         )
 
 

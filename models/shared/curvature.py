@@ -58,10 +58,12 @@ def slopes(
     here = counts.reshape(-1, *(1 for _ in root.shape[1:]))
     root = torch.where(here > 0, root * here, 0.0)
     for k, one in enumerate(root.unbind(-1)):
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             outputs, list(each.values()), one, retain_graph=k + 1 < root.shape[-1]
         )
-        yield {n: v.view(clients, width, *w[n].shape[1:]) for n, v in zip(each, found, strict=True)}
+        yield {
+            n: v.view(clients, width, *w[n].shape[1:]) for n, v in zip(each, gradients, strict=True)
+        }
 
 
 def diagonal(rows: Iterator[Tensors]) -> Tensor:
@@ -71,13 +73,13 @@ def diagonal(rows: Iterator[Tensors]) -> Tensor:
 
     Only the slopes of one output are in memory.
     """
-    found: Tensors = {}
+    curvature: Tensors = {}
     for one in rows:
         for n, v in one.items():
-            total = found.setdefault(n, torch.zeros_like(v[:, 0]))
+            total = curvature.setdefault(n, torch.zeros_like(v[:, 0]))
             for row in v.unbind(1):  # a fifth of the time of v.square().sum(1), and less memory
                 total.addcmul_(row, row)
-    return flattened(found)
+    return flattened(curvature)
 
 
 def whole(rows: Iterator[Tensors]) -> Tensor:

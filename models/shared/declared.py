@@ -174,26 +174,26 @@ class Declared:
         sizes = {name: len(s.mean) for s, name in zip(self.mine.sites, self.own, strict=True)}
         alone = {name for s, name in zip(self.mine.sites, self.own, strict=True) if not s.plate}
         by_own, by_shared = self.changed(self.shared), self.changed(self.own)
-        found = []
+        names = []
         # The scale of no more unknowns than it has entries, if no shared site has a part in it.
         for name in alone if by_own[1] else ():
             scaled = set(self.own) & self.changed(self.but(name))[1]
             few = sum(sizes[n] for n in scaled) <= sizes[name]
             if scaled and scaled <= alone and few and not scaled & by_shared[1]:
-                found.append(name)
+                names.append(name)
         fixed = alone - by_own[0] - by_shared[0]
         # The mean of no more unknowns than it has entries, which no row depends on but by them.
-        for name in fixed.difference(found) if by_own[0] else ():
+        for name in fixed.difference(names) if by_own[0] else ():
             children = self.changed(self.but(name))[0]
             few = sum(sizes.get(n, 0) for n in children) <= sizes[name]
             means = children - self.changed(self.but(name))[1]
             if children and children <= alone and few and means and not self.observed(name):
-                found.append(name)
+                names.append(name)
         # More numbers with fixed priors than any client has rows.
         single = [n for n in self.own if n in fixed and sizes[n] == 1]
         if len(single) > max(1, int(self.data.sizes.max())):
-            found += [n for n in single if n not in found]
-        return sorted(found, key=self.own.index)
+            names += [n for n in single if n not in names]
+        return sorted(names, key=self.own.index)
 
     @cached_property
     def shared(self) -> list[str]:
@@ -208,8 +208,8 @@ class Declared:
     @cached_property
     def values(self) -> dict[str, Tensor]:
         """Prior draws of all latent sites of the user's program, by name."""
-        found = latent(traced(self.program, self.data.batch(torch.tensor([0])), DRAWS, 1.0))
-        return {name: site["value"] for name, site in found}
+        latent_sites = latent(traced(self.program, self.data.batch(torch.tensor([0])), DRAWS, 1.0))
+        return {name: site["value"] for name, site in latent_sites}
 
     def but(self, name: str) -> list[str]:
         """Return the names of all latent sites except the given one."""
@@ -242,7 +242,7 @@ class Declared:
     def of_data(self) -> list[str]:
         """Return the shared sites with different priors at the first and the last client."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
-        found = []
+        names = []
         for name, fn in self.priors(self.shared, both):
             if name not in self.shared:
                 continue
@@ -250,8 +250,8 @@ class Declared:
             axis = density.dim() - 2
             first, last = (density.select(axis, i) for i in (0, -1))
             if not torch.equal(first, last):
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
         """Yield each latent site's name and prior, with given sites fixed at their first draws."""
@@ -301,13 +301,13 @@ def _is_valid(fn: Any, value: Any) -> bool:
 
 def _densities(trace: Any, batch: Batch) -> dict[str, Tensor]:
     """Return the log densities [S, C] of the sites of a trace, by name."""
-    found = {}
+    densities = {}
     with pyro.validation_enabled(False):
         for name, site in (*latent(trace), *observed(trace)):
             fn = site["fn"]
             if _is_valid(fn, site["value"]) and not isinstance(base_of(fn), dist.ImproperUniform):
-                found[name] = per_draw(weighed(site, log_prob(name, site)), len(batch))
-    return found
+                densities[name] = per_draw(weighed(site, log_prob(name, site)), len(batch))
+    return densities
 
 
 def _name(site: Site) -> str:
@@ -316,8 +316,8 @@ def _name(site: Site) -> str:
 
 def _listed(sites: Iterable[Site]) -> str:
     """Return a text with the names of latent sites, and their sizes where these are not 1."""
-    found = []
+    texts = []
     for site in sites:
         size = "one per row" if site.of_rows else str(len(site.mean))
-        found.append(_name(site) + (f" ({size})" if size != "1" else ""))
-    return ", ".join(found)
+        texts.append(_name(site) + (f" ({size})" if size != "1" else ""))
+    return ", ".join(texts)

@@ -144,8 +144,10 @@ class Normals:
 def inverse(triangle: Tensor, upper: bool) -> Tensor:
     """Return the inverses of triangular matrices [..., d, d]."""
     eye = torch.eye(triangle.shape[-1], dtype=triangle.dtype, device=triangle.device)
-    found: Tensor = torch.linalg.solve_triangular(triangle, eye.expand_as(triangle), upper=upper)
-    return found
+    inverse_root: Tensor = torch.linalg.solve_triangular(
+        triangle, eye.expand_as(triangle), upper=upper
+    )
+    return inverse_root
 
 
 def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:

@@ -103,10 +103,10 @@ class Ivon:
         """Update the curvature, the average gradient and the mean."""
         slope, h, base, mean = -local["slope"], local["curvature"], local["base"], local["mean"]
         goal, precision = local["goal/precision"], (h + base) * self.rows(data)
-        found = slope * local["noise"] * precision + goal - base
+        gradient = slope * local["noise"] * precision + goal - base
         average = self.beta1 * local["average"] + (1 - self.beta1) * slope
         rest = 1 - self.beta2
-        h = h + rest * (found - h) + rest**2 * (h - found).square() / (2 * (h + base))
+        h = h + rest * (gradient - h) + rest**2 * (h - gradient).square() / (2 * (h + base))
         steps = local["steps"] + 1
         ahead = average / (1 - self.beta1 ** steps[:, None]) + goal * mean - local["goal/shift"]
         mean = mean - self.lr * ahead / (h + base)

@@ -60,5 +60,5 @@ def members(received: Tensors, local: Tensors) -> list[Tensors]:
     """Return each ensemble member's parameters; before round one, only the received model."""
     held = role("teacher", received)
     count = next(iter(held.values())).shape[1] if held else 0
-    known = local | received
-    return [known | {n: v[:, m] for n, v in held.items()} for m in range(count)] or [known]
+    tensors = local | received
+    return [tensors | {n: v[:, m] for n, v in held.items()} for m in range(count)] or [tensors]

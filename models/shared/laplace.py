@@ -174,9 +174,9 @@ class Laplace:
 
         It is computed from `slopes`, and the weight is `each`.
         """
-        found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
-        found = found * each[:, None]
-        return found if self.normals.full else found.clamp(max=MOST)
+        precision = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
+        precision = precision * each[:, None]
+        return precision if self.normals.full else precision.clamp(max=MOST)
 
     def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
         """Return natural parameters of a normal with the given mean and precision.
@@ -238,13 +238,13 @@ class Laplace:
         The model and the guide are read directly.
         """
         full = self.normals.full
-        known: MetadataByPattern = {
+        tensor_metadata: MetadataByPattern = {
             f"{self.layout.names}{' _spread' if full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
             "shift precision": MODERATE,
             "precision": JointRule(NEGATIVE, self.is_semidefinite) if full else NOT_NEGATIVE,
         }
-        return Metadata(known, reads={"model": self.model, "guide": self.q})
+        return Metadata(tensor_metadata, reads={"model": self.model, "guide": self.q})
 
     def is_semidefinite(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
         """Return whether a full precision and that of the prior have a semidefinite sum, [C]."""

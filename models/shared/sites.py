@@ -97,8 +97,8 @@ class Layout:
 
         Attributes are "mean", "sd", "exact" and "positive"; the result is [n].
         """
-        known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
-        return torch.cat([torch.zeros(0), *known])
+        parts = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
+        return torch.cat([torch.zeros(0), *parts])
 
     def prior(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation [n] of the prior's normal approximation."""
@@ -123,7 +123,7 @@ class Layout:
         density of the sites, count in part. Of rows there are the first, and their sites are left
         out where there is none.
         """
-        found, axes = {}, u.dim() - 1
+        values, axes = {}, u.dim() - 1
         plates: dict[str, Any] = {"": nullcontext()}  # one of each name, as in any Pyro program
         sizes = [len(site.mean) for site in self.sites]
         for site, part in zip(self.sites, u.split(sizes, -1), strict=True):
@@ -140,9 +140,9 @@ class Layout:
             if site.plate not in plates:
                 plates[site.plate] = plate(site.plate, density.shape[-1], -1)
             with plates[site.plate]:
-                found[site.name] = pyro.sample(site.name, fn)
+                values[site.name] = pyro.sample(site.name, fn)
             log_density = torch.zeros_like(log_density)
-        return found
+        return values
 
     def constrained(self, u: Tensor) -> Iterator[tuple[Site, Tensor, Tensor]]:
         """Yield each site, its values and their log Jacobian at a point u [..., C, 1, n].

@@ -53,8 +53,8 @@ def scaling(ours: Layout, mine: Layout) -> Tensor | None:
     Those with a fixed normal prior, by powers of the positive ones that clients share: there the
     program itself multiplies them, so that the likelihood of z_j depends on g.
     """
-    found = torch.outer(mine.each("exact"), ours.each("positive"))
-    return found if bool(found.any()) else None
+    is_scaled = torch.outer(mine.each("exact"), ours.each("positive"))
+    return is_scaled if bool(is_scaled.any()) else None
 
 
 class _Improper(Messenger):
@@ -209,8 +209,8 @@ class _Filled(dist.MaskedDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of each row, by a normal approximation for masked rows."""
-        known, standing = self.base_dist.log_prob(value), self.site.stand_in_at(value)
-        return torch.where(self.hidden, standing, known)
+        log_density, standing = self.base_dist.log_prob(value), self.site.stand_in_at(value)
+        return torch.where(self.hidden, standing, log_density)
 
 
 class RowsFilled(Messenger):
@@ -253,9 +253,9 @@ def layouts(
     seen = dict(latent(trace))
     if not seen:
         raise ValueError("the program has no latent site; give the unknowns priors by pyro.sample")
-    found = [_look(name, site, wide, rows) for name, site in seen.items()]
-    names = [name_of(site.name) for site in found]
-    ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
+    sites = [_look(name, site, wide, rows) for name, site in seen.items()]
+    names = [name_of(site.name) for site in sites]
+    ours = tuple(s for s, n in zip(sites, names, strict=True) if matches(n, shared))
     if not ours:
         raise ValueError(
             f"shared is {shared!r}, which matches no latent site; expected names or patterns of "
@@ -271,7 +271,7 @@ def layouts(
                 f"site {site.name!r} is inside batch.rows(), and shared matches it; expected it to "
                 "be each client's own, as every row has one of its own"
             )
-    mine = tuple(s for s in found if s not in ours)
+    mine = tuple(s for s in sites if s not in ours)
     return Layout(tuple(replace(s, scales=_scales(seen, s, ours)) for s in ours)), Layout(mine)
 
 
@@ -281,15 +281,15 @@ def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tens
         return None
     scale = seen[site.name]["infer"][SCALE].log().flatten(1)
     scale, start = scale.expand(len(scale), len(site.mean)), 0
-    found = torch.full_like(site.mean, -1, dtype=torch.long)
+    indices = torch.full_like(site.mean, -1, dtype=torch.long)
     for other in ours:
         if other.positive:
             log = seen[other.name]["value"].log().flatten(1)
             for i, one in enumerate(log.T):
                 gap = scale - one[:, None]
-                found[(gap - gap[0]).abs().amax(0) < CONSTANT] = start + i
+                indices[(gap - gap[0]).abs().amax(0) < CONSTANT] = start + i
         start += len(other.mean)
-    return found if bool((found >= 0).any()) else None
+    return indices if bool((indices >= 0).any()) else None
 
 
 def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
@@ -298,13 +298,13 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
     Raises:
         ValueError: if the prior fits no parameters, or reads what the server sends.
     """
-    known = as_prior(prior, net.shapes, may_be_learned=False)
+    prior_of = as_prior(prior, net.shapes, may_be_learned=False)
 
     def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample all parameters of the network from their prior."""
         with data.clients():
             for n, shape in net.shapes.items():
-                pyro.sample(n, known(n, shape, received, local, data))
+                pyro.sample(n, prior_of(n, shape, received, local, data))
 
     return layouts(drawn, nobody(), shared, wide, draws=64)
 
@@ -368,8 +368,8 @@ def _stand_in(
 ) -> tuple[Tensor, Tensor, bool]:
     """Return mean and sd of a prior's normal approximation, and whether it is exact."""
     flat = free.reshape(-1, entries)
-    if bool((known := flat.isfinite().all(-1)).any()):  # others are of rejected points
-        flat = flat[known]
+    if bool((is_finite := flat.isfinite().all(-1)).any()):  # others are of rejected points
+        flat = flat[is_finite]
     if isinstance(base, dist.ImproperUniform):
         wide = wide if torch.equal(free, value) else 1.0
         return flat[0], torch.full_like(flat[0], wide), False

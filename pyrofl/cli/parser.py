@@ -328,14 +328,17 @@ def with_config(words: Sequence[str]) -> list[str]:
     refuse_repeated(settings, f"--config {path}")
     methods = values.pop("methods", [])
     own = [row.name for row in COMMANDS[words[0]][2]]
-    given = parser().parse_args(words)
-    over = {word.partition("=")[0] for word in given.settings}
+    parsed = parser().parse_args(words)
+    over = {word.partition("=")[0] for word in parsed.settings}
     values["settings"] = [word for word in settings if word.partition("=")[0] not in over]
-    asked = words_of({name: value for name, value in values.items() if name in own})
-    if not given.methods:
-        asked = [*([methods] if isinstance(methods, str) else map(str, methods)), *asked]
+    words_of_flags = words_of({name: value for name, value in values.items() if name in own})
+    if not parsed.methods:
+        words_of_flags = [
+            *([methods] if isinstance(methods, str) else map(str, methods)),
+            *words_of_flags,
+        ]
     # An option follows, so that a method is not read as one more value of the last one.
-    return [words[0], *asked, f"--config={path}", *words[1:]]
+    return [words[0], *words_of_flags, f"--config={path}", *words[1:]]
 
 
 def parser() -> ArgumentParser:

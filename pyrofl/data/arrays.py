@@ -45,13 +45,13 @@ def table_of(
     See `Federation.from_arrays`. Rows are ordered by client; held-out clients come last.
     """
     if not isinstance(sites, Mapping) or not sites:
-        found = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
-        raise ValueError(f"sites is {found}; expected a non-empty dict: name -> (x, y)")
+        kind = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
+        raise ValueError(f"sites is {kind}; expected a non-empty dict: name -> (x, y)")
     for name, value in sites.items():
         if not isinstance(value, tuple | list) or len(value) not in (2, 4):
             count = f" of {len(value)}" if isinstance(value, tuple | list) else ""
-            told = f"{name} has a {type(value).__name__}{count}"
-            raise ValueError(f"{told}; expected (x, y) or (x, y, x_test, y_test)")
+            message = f"{name} has a {type(value).__name__}{count}"
+            raise ValueError(f"{message}; expected (x, y) or (x, y, x_test, y_test)")
     out = names_of("held_out", held_out)
     for name in out:
         known(name, [str(n) for n in sites], "held-out site")
@@ -92,10 +92,10 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
     truths: list[str] = []  # sites with a boolean in y
     for name, parts in sites.items():
         for y in parts[1::2]:
-            found = y.flatten().tolist() if torch.is_tensor(y) else np.asarray(y).ravel().tolist()
-            texts |= {label for label in found if isinstance(label, str)}
-            numbers += [str(name) for label in found if isinstance(label, Real) and label == label]
-            truths += [str(name) for label in found if isinstance(label, bool)]
+            labels = y.flatten().tolist() if torch.is_tensor(y) else np.asarray(y).ravel().tolist()
+            texts |= {label for label in labels if isinstance(label, str)}
+            numbers += [str(name) for label in labels if isinstance(label, Real) and label == label]
+            truths += [str(name) for label in labels if isinstance(label, bool)]
     if texts and numbers:  # 1 may be any of the classes
         raise ValueError(
             f"{numbers[0]}: y holds numbers, and elsewhere text such as {min(texts)!r}; expected "
@@ -150,20 +150,20 @@ def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
     """Return features x as floats [N, *x], and column names; `wanted` selects columns."""
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):
         return _columns(where, x, wanted)
-    found = _array(where, x)
-    if found.dtype == np.uint8:
+    array = _array(where, x)
+    if array.dtype == np.uint8:
         raise ValueError(
             f"{where} is uint8, 0 to 255 as in images; expected numbers around 1: x / 255.0"
         )
-    if found.dtype.kind not in KINDS:
-        raise ValueError(f"{where} is {found.dtype}; expected numbers")
-    if found.ndim < 2 or not min(found.shape[1:]):
-        cure = ": x[:, None] for a single column" if found.ndim == 1 else ""
-        raise ValueError(f"{where} has shape {list(found.shape)}; expected [N, columns]{cure}")
-    if wanted and found.shape[1:] != (len(wanted),):
-        told = f"{where} has rows of shape {list(found.shape[1:])}"
-        raise ValueError(f"{told}; expected [{len(wanted)}], one column per feature")
-    values = found.astype(np.float64)
+    if array.dtype.kind not in KINDS:
+        raise ValueError(f"{where} is {array.dtype}; expected numbers")
+    if array.ndim < 2 or not min(array.shape[1:]):
+        cure = ": x[:, None] for a single column" if array.ndim == 1 else ""
+        raise ValueError(f"{where} has shape {list(array.shape)}; expected [N, columns]{cure}")
+    if wanted and array.shape[1:] != (len(wanted),):
+        message = f"{where} has rows of shape {list(array.shape[1:])}"
+        raise ValueError(f"{message}; expected [{len(wanted)}], one column per feature")
+    values = array.astype(np.float64)
     bad = ~np.isfinite(values)
     if bad.any():
         place = np.argwhere(bad)[0, 1:].tolist()
@@ -179,25 +179,25 @@ def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
         return inputs(where, frame.to_numpy())
     names = names_of(f"{where}: columns", names)
     if lacking := [name for name in wanted if name not in names]:
-        told = f"{where} lacks column {listed(lacking)}"
+        message = f"{where} lacks column {listed(lacking)}"
         close = did_you_mean(lacking[0], names)
-        raise ValueError(f"{told}; expected its name among {listed(names)}{close}")
-    made = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
-    if not made:
+        raise ValueError(f"{message}; expected its name among {listed(names)}{close}")
+    columns = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
+    if not columns:
         raise ValueError(f"{where} has no column; expected at least one")
-    return np.stack(made, axis=1), wanted or names
+    return np.stack(columns, axis=1), wanted or names
 
 
 def _column(where: str, column: Any) -> Floats:
     """Return a column of a data frame as floats; raise ValueError for missing or other values."""
     _refuse_gaps(where, np.asarray(column.isna()))
-    found = np.asarray(column)
-    if found.dtype.kind == "O":  # as of a nullable numeric column of pandas
-        found = np.array(column.tolist())
-    if found.dtype.kind not in KINDS:
-        odd = next((v for v in column.tolist() if not isinstance(v, Real)), found.dtype)
+    array = np.asarray(column)
+    if array.dtype.kind == "O":  # as of a nullable numeric column of pandas
+        array = np.array(column.tolist())
+    if array.dtype.kind not in KINDS:
+        odd = next((v for v in column.tolist() if not isinstance(v, Real)), array.dtype)
         raise ValueError(f"{where} holds {odd!r}; expected numbers: code it, or leave it out")
-    values: Floats = found.astype(np.float64)
+    values: Floats = array.astype(np.float64)
     _refuse_gaps(where, ~np.isfinite(values))
     return values
 
@@ -220,12 +220,12 @@ def _array(where: str, value: Any) -> NDArray[Any]:
         value = value.detach().cpu()
         value = (value.double() if value.is_floating_point() else value).numpy()
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
-        told = f"{where} is a {type(value).__name__}"
-        raise ValueError(f"{told}; expected an array, a tensor or a data frame")
+        message = f"{where} is a {type(value).__name__}"
+        raise ValueError(f"{message}; expected an array, a tensor or a data frame")
     mask = np.ma.getmaskarray(value) if isinstance(value, np.ma.MaskedArray) else np.zeros(0)
     if rows := sorted(set(np.argwhere(mask)[:, 0].tolist())):
-        told = f"{where} is masked in {len(rows)} rows, first in row {rows[0]}"
-        raise ValueError(f"{told}; expected a value in all: fill them, or leave these rows out")
+        message = f"{where} is masked in {len(rows)} rows, first in row {rows[0]}"
+        raise ValueError(f"{message}; expected a value in all: fill them, or leave these rows out")
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of several lengths
@@ -242,8 +242,8 @@ def responses_of(where: str, given: Any, classes: Words) -> Tensor:
     if y.dtype.kind not in KINDS:
         raise ValueError(f"{where} is {y.dtype}; expected numbers, or classes=(...) by name")
     if not y.ndim or (y.ndim > 1 and y.shape[1:] == (1,)):
-        told = f"{where} has shape {list(y.shape)}"
-        raise ValueError(f"{told}; expected [N]: y[:, 0], as [N, 1] would broadcast")
+        message = f"{where} has shape {list(y.shape)}"
+        raise ValueError(f"{message}; expected [N]: y[:, 0], as [N, 1] would broadcast")
     values = y.astype(np.float64)
     _refuse_gaps(where, ~np.isfinite(values).all(tuple(range(1, values.ndim))))
     return _as_floats(values, (where,))
@@ -264,12 +264,12 @@ def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
         whole = isinstance(label, int | float) and label == label // 1
         return None if not whole else str(int(label)) if named else int(label)
 
-    found = [places.get(key(label), -1) for label in y.tolist()]  # type: ignore[arg-type]
-    if -1 in found:
-        row = found.index(-1)
-        told = f"{where} is {y.tolist()[row]!r} in row {row}"
-        raise ValueError(f"{told}; expected one of {listed(classes)}")
-    return np.array(found, dtype=np.int64)
+    codes = [places.get(key(label), -1) for label in y.tolist()]  # type: ignore[arg-type]
+    if -1 in codes:
+        row = codes.index(-1)
+        message = f"{where} is {y.tolist()[row]!r} in row {row}"
+        raise ValueError(f"{message}; expected one of {listed(classes)}")
+    return np.array(codes, dtype=np.int64)
 
 
 def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
@@ -289,21 +289,23 @@ def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
                 "the same columns for all sites"
             )
         if shapes[0] != shapes[1]:
-            told = f"{name}: x has rows of shape {list(shapes[0])}"
-            raise ValueError(f"{told}; expected {list(shapes[1])}, the shape of {names[0]}")
+            message = f"{name}: x has rows of shape {list(shapes[0])}"
+            raise ValueError(f"{message}; expected {list(shapes[1])}, the shape of {names[0]}")
         if part.y.shape[1:] != first.y.shape[1:]:
-            told = f"{name}: y has {list(part.y.shape[1:])} per row"
-            raise ValueError(f"{told}; expected {list(first.y.shape[1:])}, the shape of {names[0]}")
+            message = f"{name}: y has {list(part.y.shape[1:])} per row"
+            raise ValueError(
+                f"{message}; expected {list(first.y.shape[1:])}, the shape of {names[0]}"
+            )
 
 
 def _as_floats(values: Floats, names: Words) -> Tensor:
     """Convert values to torch's default float type; raise ValueError if distinct ones coincide."""
     with np.errstate(over="ignore", invalid="ignore"):
-        made = torch.from_numpy(values).to(torch.get_default_dtype())
+        tensor = torch.from_numpy(values).to(torch.get_default_dtype())
         if values.ndim > 2 or not len(values):
-            return made
+            return tensor
         flat = values if values.ndim > 1 else values[:, None]
-        off, spread = np.abs(flat - made.double().numpy().reshape(flat.shape)), flat.std(0)
+        off, spread = np.abs(flat - tensor.double().numpy().reshape(flat.shape)), flat.std(0)
         varies = flat.max(0) > flat.min(0)  # `spread` has rounding errors, and may be 0
         bad = ((off > BLUR * spread) & varies | ~np.isfinite(off)).any(0)
     if bad.any():
@@ -311,7 +313,7 @@ def _as_floats(values: Floats, names: Words) -> Tensor:
         low, high = flat[:, place].min(), flat[:, place].max()
         raise ValueError(
             f"{names[place] if names else f'column {place}'} runs from {low:.12g} to {high:.12g}; "
-            f"expected numbers that {made.dtype} distinguishes: subtract the smallest from all of "
-            "them, or call torch.set_default_dtype(torch.float64)"
+            f"expected numbers that {tensor.dtype} distinguishes: subtract the smallest from "
+            "all of them, or call torch.set_default_dtype(torch.float64)"
         )
-    return made
+    return tensor

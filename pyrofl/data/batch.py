@@ -57,11 +57,11 @@ class Batch:
 
     @cached_property
     def _share(self) -> Tensor:
-        if (known := self.known_scale) and all(
+        if (scale := self.known_scale) and all(
             was is now
-            for was, now in zip(known, (self.mask, self.size, self.weights), strict=False)
+            for was, now in zip(scale, (self.mask, self.size, self.weights), strict=False)
         ):
-            return known.scale
+            return scale.scale
         part = share(self.size, self.mask)
         return part if self.weights is None else part * self.weights
 
@@ -96,15 +96,15 @@ class Batch:
         """Return the batch restricted to the given clients, in the given order."""
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
-        known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
-        rows: dict[str, Any] = cut(known, clients)
+        tensors = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
+        rows: dict[str, Any] = cut(tensors, clients)
         return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
         """Yield a batch [C, B] for each of T steps, from batches stacked over steps [T, C, B]."""
-        known = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
-        for scale, *rows in zip(self._share.unbind(), *known.values(), strict=True):
-            one: dict[str, Any] = dict(zip(known, rows, strict=True))
+        tensors = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
+        for scale, *rows in zip(self._share.unbind(), *tensors.values(), strict=True):
+            one: dict[str, Any] = dict(zip(tensors, rows, strict=True))
             one["known_scale"] = RowScale(one["mask"], self.size, one.get("weights"), scale)
             yield Batch(**one, size=self.size, ids=self.ids)
 

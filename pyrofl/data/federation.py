@@ -183,13 +183,16 @@ class Federation(FederationFields, Summarised):
             >>> data.names, data.sizes.tolist()
             (('Bern', 'Basel'), [3, 2])
         """
-        made = cls(**table_of(sites, classes, features, held_out))
-        look = extension("checks of arrays") if made.source else None
-        for text in look(made) if look else ():
+        federation = cls(**table_of(sites, classes, features, held_out))
+        look = extension("checks of arrays") if federation.source else None
+        for text in look(federation) if look else ():
             warn(text, UserWarning, stacklevel=2)
         if weights is None:
-            return made
-        return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
+            return federation
+        return replace(
+            federation,
+            weights=of_sites(weights, sites, federation.names, federation.train, len(federation.y)),
+        )
 
     def with_class_weights(self, classes: OfClasses) -> Federation:
         """Weight rows by class: their likelihood is raised to the power of the class weight.
@@ -309,8 +312,8 @@ class Federation(FederationFields, Summarised):
             weights = own * self._relative[cohort.ids][:, None]
             share = None if share is None else share * weights
         mask = mask.to(self.x.device)
-        known = None if share is None else RowScale(mask, cohort.size, weights, share)
-        return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, known)
+        scale = None if share is None else RowScale(mask, cohort.size, weights, share)
+        return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, scale)
 
     def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
         """Return all "train" or "test" rows of clients as a batch, padded to the longest client.

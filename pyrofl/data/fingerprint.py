@@ -21,16 +21,16 @@ def set_fingerprint(data: Federation, fingerprint: str) -> None:
 def fingerprint(data: Federation) -> str:
     """Return the hash of a federation's rows and partition (cached, so rows must not change)."""
     if data not in _fingerprints:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.server_data):
             if value is not None:
-                found.update(f"{value.dtype}{list(value.shape)}".encode())
+                digest.update(f"{value.dtype}{list(value.shape)}".encode())
                 whole = value.detach().cpu().contiguous()
                 flat = whole.as_strided([whole.numel()], [1])  # one row may have any stride
-                found.update(flat.view(torch.uint8).numpy().data)
-            found.update(b"-")
+                digest.update(flat.view(torch.uint8).numpy().data)
+            digest.update(b"-")
         if data.weights is not None:
-            found.update(data.weights.double().numpy().tobytes())
-        found.update(json.dumps([data.names, data.classes, data.held_out]).encode())
-        _fingerprints[data] = found.hexdigest()[:16]
+            digest.update(data.weights.double().numpy().tobytes())
+        digest.update(json.dumps([data.names, data.classes, data.held_out]).encode())
+        _fingerprints[data] = digest.hexdigest()[:16]
     return _fingerprints[data]

@@ -84,14 +84,14 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
     train = torch.arange(sum(sizes)).split(sizes)
     source = Source.from_json(facts["source"]) if facts["source"] else None
     weights = _summing_to(facts["totals"], train) if facts.get("totals") else None
-    known = {name: facts[name] for name in ("names", "classes", "held_out")}
+    options = {name: facts[name] for name in ("names", "classes", "held_out")}
     test = (nobody,) * len(sizes)
-    return Hidden(x, y, train, test, **known, source=source, weights=weights)
+    return Hidden(x, y, train, test, **options, source=source, weights=weights)
 
 
 def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:
     """Return row weights with the given sum over each client's training rows."""
-    found = torch.zeros(sum(map(len, train)), dtype=torch.float64)
+    weights = torch.zeros(sum(map(len, train)), dtype=torch.float64)
     for total, rows in zip(totals, train, strict=True):
-        found[rows[0]] = total
-    return found
+        weights[rows[0]] = total
+    return weights

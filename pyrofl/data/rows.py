@@ -22,8 +22,8 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
     check_finite("y", y)
     if classes and len(y):
         if y.is_floating_point() or y.dtype == torch.bool or y.dim() != 1:
-            told = f"y is {y.dtype}{'' if y.dim() == 1 else f' of shape {list(y.shape)}'}"
-            raise ValueError(f"{told}; expected integer labels for {len(classes)} classes")
+            message = f"y is {y.dtype}{'' if y.dim() == 1 else f' of shape {list(y.shape)}'}"
+            raise ValueError(f"{message}; expected integer labels for {len(classes)} classes")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= len(classes):
             raise ValueError(f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}")
@@ -37,8 +37,8 @@ def check_tensor(name: str, value: object) -> None:
         last = name.split()[-1]
         raise ValueError(f"{name} is a {kind}; expected a torch tensor: torch.{make}({last})")
     if value.is_complex() or value.layout != torch.strided or value.is_meta or not value.dim():
-        told = f"{name} is {value.dtype} {list(value.shape)}, {value.layout} on {value.device}"
-        raise ValueError(f"{told}; expected real numbers in memory, along one axis or more")
+        message = f"{name} is {value.dtype} {list(value.shape)}, {value.layout} on {value.device}"
+        raise ValueError(f"{message}; expected real numbers in memory, along one axis or more")
 
 
 def row_numbers(name: str, rows: Tensor, total: int) -> Tensor:

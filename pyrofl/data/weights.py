@@ -38,12 +38,12 @@ def of_classes(
     if isinstance(asked, str):
         known(asked, ("balanced",), "weights of classes:")
         none = torch.zeros(len(classes), dtype=torch.float64)
-        told = [none.index_add(0, y[rows], before[rows]) for rows in train]
-        sums = torch.stack(told).sum(0)
+        counts = [none.index_add(0, y[rows], before[rows]) for rows in train]
+        sums = torch.stack(counts).sum(0)
         return torch.where(sums > 0, sums.sum() / ((sums > 0).sum() * sums), 1.0)
     if not isinstance(asked, Mapping):
-        told = f"weights of classes are a {type(asked).__name__}"
-        raise ValueError(f"{told}; expected 'balanced', or a dict: class -> weight")
+        counts = f"weights of classes are a {type(asked).__name__}"
+        raise ValueError(f"{counts}; expected 'balanced', or a dict: class -> weight")
     for name, value in asked.items():
         known(str(name), classes, "class")
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
@@ -61,16 +61,16 @@ def of_sites(
     """Return the weights of all rows [N]: those given for some clients' training rows, else 1."""
     found = torch.ones(rows, dtype=torch.float64)
     if not isinstance(weights, Mapping):
-        told = f"weights are a {type(weights).__name__}"
-        raise ValueError(f"{told}; expected a dict: site -> [N]")
-    for name, given in weights.items():
+        message = f"weights are a {type(weights).__name__}"
+        raise ValueError(f"{message}; expected a dict: site -> [N]")
+    for name, values in weights.items():
         known(str(name), names, "site with weights")
         mine = train[names.index(name)]
-        if np.ma.is_masked(given):
+        if np.ma.is_masked(values):
             raise ValueError(f"{name}: weights are masked in some rows; expected a number in all")
-        refuse_other_index(f"{name}:", sites[name][0], given, "weights")
+        refuse_other_index(f"{name}:", sites[name][0], values, "weights")
         try:
-            own = torch.from_numpy(np.array(given, dtype=np.float64))
+            own = torch.from_numpy(np.array(values, dtype=np.float64))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}: weights cannot be read: {error}; expected numbers"
@@ -103,17 +103,17 @@ def read(text: str) -> OfClasses:
     """
     if text == "balanced":
         return "balanced"
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for word in text.split(","):
         name, equals, value = word.rpartition("=")
         try:
             number = float(value)
         except ValueError:
             number = -1.0
-        if not equals or not name or name in found or not 0 <= number < inf:
+        if not equals or not name or name in weights or not 0 <= number < inf:
             raise ValueError(
                 f"{word!r} is no weight of a class; expected balanced, or NAME=VALUE,... with "
                 "numbers of at least 0, no class twice"
             )
-        found[name] = number
-    return found
+        weights[name] = number
+    return weights

@@ -184,18 +184,21 @@ def compare_lines(
     """
     from pandas import DataFrame
 
-    found = DataFrame(rows, columns=list(run_folder.COMPARE))
+    table = DataFrame(rows, columns=list(run_folder.COMPARE))
     of = ["method", "model", "adaptation"]
-    head = [metric for metric in SHOWN if metric in set(found["metric"])]
-    order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
+    head = [metric for metric in SHOWN if metric in set(table["metric"])]
+    order = list(dict.fromkeys(zip(*(table[column] for column in of), strict=True)))
     scored = [metric for metric in head if not metric.startswith("epsilon")]
-    values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
+    values = table.pivot_table("value", of, ["metric", "seed"], dropna=False)
     means = DataFrame({m: values[m].mean(axis=1) for m in head})
     pick = {m: "idxmax" if m.endswith("accuracy") else "idxmin" for m in scored}
     best = {m: getattr(means[m].loc[order], pick[m])() for m in scored if len(order) > 1}
     lines: list[tuple[str, ...]] = []
     for key in order:
-        cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]
+        cells = [
+            spread(observed_scores) if len(observed_scores := values[m].loc[key].dropna()) else "-"
+            for m in head
+        ]
         stars = [" *" if best.get(m) == key else "" for m in head]
         lines.append((*key, *map("".join, zip(cells, stars, strict=True))))
     names = (*of, *(SHOWN[metric] for metric in head))
@@ -210,12 +213,12 @@ def compare_lines(
             for k in order
         ]
         more[f"{SHOWN[head[0]]} minus *"] = minus
-    if bool((found["tuned"] != "").any()):
-        tuned = found.groupby(of, sort=False)["tuned"].first()
+    if bool((table["tuned"] != "").any()):
+        tuned = table.groupby(of, sort=False)["tuned"].first()
         more["tuned"] = [str(tuned.loc[key]) for key in order]
     added = zip(*more.values(), strict=True) if more else [()] * len(order)
     laid = [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
-    notes = [MARKED, *FEW.get(found["seed"].nunique(), ())] if best else []
+    notes = [MARKED, *FEW.get(table["seed"].nunique(), ())] if best else []
     return (*names, *more), laid, notes
 
 
@@ -238,12 +241,14 @@ def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] 
     >>> difference(Series([0.88]), Series([0.9]), "accuracy")
     '-0.020'
     """
-    known = (score.notna() & base.notna()).to_numpy()
+    is_scored = (score.notna() & base.notna()).to_numpy()
     most = 1.0 if metric.endswith("accuracy") else math.inf
-    found = interval_over_seeds(score.to_numpy()[known], base.to_numpy()[known], 0.0, most)
-    ends = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low == found.low else ""
+    interval = interval_over_seeds(
+        score.to_numpy()[is_scored], base.to_numpy()[is_scored], 0.0, most
+    )
+    ends = f" ({interval.low:+.3f} to {interval.high:+.3f})" if interval.low == interval.low else ""
     words = (f"; {lead}{text}" for lead, text in zip(("", "*: "), opens, strict=True) if text)
-    return f"{found.mean:+.3f}{ends}{''.join(words)}"
+    return f"{interval.mean:+.3f}{ends}{''.join(words)}"
 
 
 def spread(values: Series) -> str:

@@ -82,8 +82,8 @@ def show(text: str = "", kept: str = "") -> None:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # the reader has closed the pipe
-            told = f"cannot print: {what(error)}{f'; {kept}' if kept else ''}"
-            raise Stopped(told, FAILED) from error
+            message = f"cannot print: {what(error)}{f'; {kept}' if kept else ''}"
+            raise Stopped(message, FAILED) from error
 
 
 def what(error: BaseException) -> str:
@@ -98,8 +98,8 @@ def what(error: BaseException) -> str:
     if is_message or isinstance(error, ValueError | OSError | Stopped):
         return str(error) or type(error).__name__
     first = str(error).partition("\n")[0]  # torch adds where in C++ it was
-    told = f"{type(error).__name__}{f': {first}' if first else ''}"
-    return f"{told} (unexpected; {TRACEBACK}=1 shows where)"
+    message = f"{type(error).__name__}{f': {first}' if first else ''}"
+    return f"{message} (unexpected; {TRACEBACK}=1 shows where)"
 
 
 def complain(error: BaseException, first: str = "") -> None:
@@ -109,8 +109,8 @@ def complain(error: BaseException, first: str = "") -> None:
 
 def trace(error: BaseException) -> str:
     """Return the traceback of an error if PYROFL_TRACEBACK is set, else ""."""
-    asked = os.environ.get(TRACEBACK, "0") not in ("", "0")
-    return "".join(traceback.format_exception(error)) if asked else ""
+    is_requested = os.environ.get(TRACEBACK, "0") not in ("", "0")
+    return "".join(traceback.format_exception(error)) if is_requested else ""
 
 
 def complaint(message: str) -> str:

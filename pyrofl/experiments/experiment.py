@@ -252,21 +252,21 @@ class Experiment:
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Self:
         """Build the settings from parsed command-line options, or from the dict of `to_json`."""
-        found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
+        values: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
         if isinstance(given, Namespace):  # which holds the command's function as well
-            found = {one.name: found[one.name] for one in fields(cls) if one.name in found}
-        found |= {n: tuple(v) for n, v in found.items() if isinstance(v, list)}
-        return cls(**found)
+            values = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        values |= {n: tuple(v) for n, v in values.items() if isinstance(v, list)}
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings of the experiment as JSON-compatible values."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
 
     def key(self) -> dict[str, Any]:
         """Return the settings that must be unchanged when a run is resumed."""
-        found = self.to_json()
-        return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
+        values = self.to_json()
+        return {one.name: values[one.name] for one in fields(self) if not one.metadata["resumable"]}
 
     def with_programs(self) -> Self:
         """Return an experiment that has its prior and guide among the settings of methods."""
@@ -296,7 +296,7 @@ def default_interval(rounds: int) -> int:
 @cache
 def options() -> dict[str, Row]:
     """Return the command-line options of an experiment: field name -> option."""
-    hints, found, section = get_type_hints(Experiment, include_extras=True), dict[str, Row](), ""
+    hints, rows, section = get_type_hints(Experiment, include_extras=True), dict[str, Row](), ""
     for one in fields(Experiment):
         section = SECTIONS.get(one.name, section)
         if one.name != "methods":
@@ -305,8 +305,8 @@ def options() -> dict[str, Row]:
             # argparse extends lists, and must not extend the default of the field.
             default = list(one.default) if isinstance(one.default, tuple) else one.default
             kind = kind_of(hints[one.name]) | {"dest": one.name}
-            found[one.name] = Row(words, kind, one.metadata["text"], default, section)
-    return found
+            rows[one.name] = Row(words, kind, one.metadata["text"], default, section)
+    return rows
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -352,29 +352,29 @@ def read_config(path: str) -> dict[str, Any]:
                         problem=f"{key!r} is given more than once; expected one value",
                         problem_mark=at.start_mark,
                     )
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8")
-        found = yaml.load(text, Loader)  # JSON is YAML
+        mapping = yaml.load(text, Loader)  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--config {path} cannot be read: {reason}") from error
-    if isinstance(found, dict) and isinstance(found.get("experiment"), dict):
-        found = found["experiment"]
-    if not isinstance(found, dict):
+    if isinstance(mapping, dict) and isinstance(mapping.get("experiment"), dict):
+        mapping = mapping["experiment"]
+    if not isinstance(mapping, dict):
         raise ValueError(f"--config {path} holds no mapping; expected lines such as rounds: 20")
-    known = {row.flag.removeprefix("--"): name for name, row in options().items()}
-    known |= {one.name: one.name for one in fields(Experiment)}  # settings is --set, as in run.json
-    for name in found:
-        if name not in known:
-            near = [RENAMED[name]] if name in RENAMED else get_close_matches(str(name), known, 1)
+    names = {row.flag.removeprefix("--"): name for name, row in options().items()}
+    names |= {one.name: one.name for one in fields(Experiment)}  # settings is --set, as in run.json
+    for name in mapping:
+        if name not in names:
+            near = [RENAMED[name]] if name in RENAMED else get_close_matches(str(name), names, 1)
             like = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--config {path} holds {name!r}, which is no option{like}")
     values = dict[str, Any]()
-    for name, value in found.items():
-        if known[name] in values:
+    for name, value in mapping.items():
+        if names[name] in values:
             raise ValueError(f"--config {path} gives {name} by two names; expected one of them")
-        values[known[name]] = value
+        values[names[name]] = value
     return values

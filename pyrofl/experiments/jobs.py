@@ -67,7 +67,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             "are all given, so runs would be equal; expected --seeds 1, or one of them left out"
         )
     create_engine(experiment.engine, experiment.workers, tasks[0].data)
-    asked, of = privacy(experiment.privacy), list[dict[str, Job]]()
+    privacy_of_run, of = privacy(experiment.privacy), list[dict[str, Job]]()
     for at in tasks:
         built = methods(names, experiment.settings, at, experiment.rounds)
         draw = participation(experiment.participation, at.data.clients)
@@ -75,12 +75,12 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
         for name, method in built.items():
             own = f"{name}-{at.seed}"
             path = folder / own if folder else Path(experiment.out or f"runs/{own}")
-            private = with_privacy(method, asked, at.data.clients, draw)
+            private = with_privacy(method, privacy_of_run, at.data.clients, draw)
             refuse_preparation(by_round(private)(0), at.data)
             of[-1][name] = Job(experiment, name, private, at, draw, path)
     for name in names if experiment.fold_messages else ():
         foldable(name, of[0][name].method)
-    return [made[name] for name in names for made in of]
+    return [methods_by_seed[name] for name in names for methods_by_seed in of]
 
 
 def foldable(name: str, method: Scheduled) -> None:
@@ -107,7 +107,7 @@ def privacy(text: str | None) -> Privacy | None:
             "followed by delta=, where=, max_weight= or seed="
         )
     try:
-        found: dict[str, Any] = {name: parse(value, kinds[name], name) for name, _, value in words}
-        return Privacy(**found)
+        values: dict[str, Any] = {name: parse(value, kinds[name], name) for name, _, value in words}
+        return Privacy(**values)
     except ValueError as error:
         raise ValueError(f"privacy {text!r}: {error}") from error

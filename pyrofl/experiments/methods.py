@@ -27,13 +27,13 @@ def methods(
     names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
 ) -> Mapping[str, Scheduled]:
     """Build methods by name for a task; methods with a schedule become functions of the round."""
-    found = builds()
+    builders = builds()
     for name in names:
-        known(name, found, "method")
+        known(name, builders, "method")
     if len(set(names)) < len(names):
         raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
-    chosen = read_settings(settings, {name: found[name] for name in names})
-    return {name: _built(name, found[name], task, rounds, chosen[name]) for name in names}
+    chosen = read_settings(settings, {name: builders[name] for name in names})
+    return {name: _built(name, builders[name], task, rounds, chosen[name]) for name in names}
 
 
 def _built(
@@ -64,10 +64,10 @@ def reaching(words: Sequence[str], method: str) -> list[str]:
 
     A later setting replaces an earlier one of the same name.
     """
-    own, told = arguments(builds()[method]), dict[str, str]()
+    own, reached = arguments(builds()[method]), dict[str, str]()
     for word in words:
         name, _, text = word.partition("=")
         to, _, argument = name.rpartition(".")
         if to in ("", method) and argument in own:
-            told[argument] = text
-    return [f"{name}={text}" for name, text in sorted(told.items())]
+            reached[argument] = text
+    return [f"{name}={text}" for name, text in sorted(reached.items())]

@@ -115,7 +115,7 @@ def _clients(text: str) -> int | str:
     "5," is a client named 5.
     """
     try:
-        found: int = WHOLE["type"](text)
+        count: int = WHOLE["type"](text)
     except ArgumentTypeError:
         with suppress(ValueError):
             float(text)  # nan, 2.5 and -1 are no names
@@ -123,7 +123,7 @@ def _clients(text: str) -> int | str:
         if not all(text.removesuffix(",").split(",")):
             raise
         return composed(not_empty(text))
-    return found
+    return count
 
 
 TEXT: Kind = {"type": lambda text: composed(not_empty(text))}

@@ -156,16 +156,16 @@ def read_priors(words: tuple[str, ...]) -> dict[str, Any]:
     >>> read_priors(("age=Normal(0, 2.5)", "corr=2"))
     {'age': Normal(loc: 0.0, scale: 2.5), 'corr': 2.0}
     """
-    found: dict[str, Any] = {}
+    priors: dict[str, Any] = {}
     for text in words:
         parts = PRIOR.fullmatch(text.strip())
         if parts is None:
             raise ValueError(f"--prior is {text!r}; expected NAME=DIST, as 'age=Normal(0, 1)'")
         name = parts[1].strip()
-        if name in found:
+        if name in priors:
             raise ValueError(f"--prior gives {name} twice; expected one prior for each name")
-        found[name] = _prior(parts[2], text)
-    return found
+        priors[name] = _prior(parts[2], text)
+    return priors
 
 
 def _prior(code: str, text: str) -> Any:
@@ -174,14 +174,14 @@ def _prior(code: str, text: str) -> Any:
         call = read_call(code)
         if call is None:
             return float(code)
-        name, given, named = call
+        name, arguments, named = call
     except ValueError as error:
         raise ValueError(
             f"--prior is {text!r}; expected NAME=DIST with numbers, as 'age=Normal(0, 1)'"
         ) from error
     known(name, [n for n in dist.__all__ if n[0].isupper()], "distribution")
     try:
-        return getattr(dist, name)(*given, **named)
+        return getattr(dist, name)(*arguments, **named)
     except Exception as error:  # whatever the distribution refuses
         why = " ".join(str(error).split())
         if odd := INVALID.search(why):

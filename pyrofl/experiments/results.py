@@ -82,8 +82,8 @@ def save(job: Job, run: Run, scores: list[Scores], settings: Mapping[str, Any]) 
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
         which: dict[str, Any] = {"model": view, "adaptation": adaptation, "coords": job.coords}
         which |= {"groups": job.groups, "progress": not job.experiment.quiet}
-        found = run.to_arviz(draws, dims, **which)
-        export.save(found, folder / "posterior.nc")
+        posterior = run.to_arviz(draws, dims, **which)
+        export.save(posterior, folder / "posterior.nc")
     run_json.write(folder, facts(job, run, scores), TABLES, settings)
     return drawn(folder, draw(job, run, scores, statistics))
 
@@ -225,8 +225,10 @@ def main_metric(scores: list[Scores]) -> str:
 def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
     """Format a run's scores, one line per model and population, and its privacy cost."""
     metrics, costs = list(scores[0].values), cost(spent)
-    more, told = list(costs), [f"{value:.4g}" for value in costs.values()]
-    lines = ((s.model, s.adaptation, s.population, *map(s.mean, metrics), *told) for s in scores)
+    more, costs_text = list(costs), [f"{value:.4g}" for value in costs.values()]
+    lines = (
+        (s.model, s.adaptation, s.population, *map(s.mean, metrics), *costs_text) for s in scores
+    )
     return text_tables.table(("model", "adaptation", "population", *metrics, *more), lines)
 
 
@@ -237,10 +239,10 @@ def cost(spent: PrivacySpent | None) -> dict[str, float]:
 
 def unlearned(run: Run) -> str:
     """Return the reason why a run diverged or aggregated no update; "" for other runs."""
-    found = run.status
-    if found.kind == "diverged":
-        return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
-    return "" if found.merged else str(found)
+    status = run.status
+    if status.kind == "diverged":
+        return f"{status}; no posterior.nc; expected another, such as with smaller learning rates"
+    return "" if status.merged else str(status)
 
 
 def save_predictions(

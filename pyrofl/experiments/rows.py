@@ -32,12 +32,12 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
 
     Rows are identified by their number in the data, from 0. Many rows are written on request.
     """
-    asked = [s for s in scores if s.population != "pooled" and s.predicted is not None]
+    selected = [s for s in scores if s.population != "pooled" and s.predicted is not None]
     if (
         experiment.save_predictions
-        or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST
+        or sum(s.predicted.mean.numel() for s in selected if s.predicted) <= MOST
     ):
-        columns, lines = _table(data, asked)
+        columns, lines = _table(data, selected)
         run_folder.write_csv(folder / NAME, columns, lines, is_private=True)
 
 
@@ -45,8 +45,8 @@ def of_run(data: Federation, scores: list[Scores]) -> DataFrame:
     """Return the predictions of single rows, as `read` returns them of a saved run."""
     from pandas import DataFrame
 
-    asked = [s for s in scores if s.population == "training" and s.predicted is not None]
-    columns, lines = _table(data, asked)
+    selected = [s for s in scores if s.population == "training" and s.predicted is not None]
+    columns, lines = _table(data, selected)
     return DataFrame(lines, columns=[*columns])
 
 
@@ -72,9 +72,9 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
     if classes:
         likely = mean.gather(-1, y[:, None].long())[:, 0]
         density = likely.clamp(min=torch.finfo(mean.dtype).tiny).log()
-    told = [classes[int(k)] for k in y.tolist()] if classes else y.numpy()
+    labels = [classes[int(k)] for k in y.tolist()] if classes else y.numpy()
     each = mean if classes else torch.stack([mean, crps], 1)
-    columns = (names, rows.tolist(), told, density.clamp(min=IMPOSSIBLE).numpy())
+    columns = (names, rows.tolist(), labels, density.clamp(min=IMPOSSIBLE).numpy())
     for name, row, truth, score, values in zip(*columns, each.numpy(), strict=True):
         yield [scores.population, name, row, scores.model, scores.adaptation, truth, score, *values]
 

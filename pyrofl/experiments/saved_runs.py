@@ -38,10 +38,10 @@ def runs(folder: Path) -> list[SavedRun]:
     for path in paths:
         for inside in {path, *path.parents} - {folder, *folder.parents}:
             refuse_link(inside)
-    found = [_read(path) for path in paths]
-    if not found:
+    saved_runs = [_read(path) for path in paths]
+    if not saved_runs:
         raise ValueError(f"{folder} holds no run.json; {expected}")
-    return sorted(found, key=lambda made: (made.method, made.seed))
+    return sorted(saved_runs, key=lambda made: (made.method, made.seed))
 
 
 def _read(path: Path) -> SavedRun:

@@ -43,10 +43,10 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
         method, dot, argument = name.rpartition(".")
         if dot:
             known(method, builds, f"method in setting {word!r}:")
-        asked = {m: arguments(builds[m]) for m in ([method] if dot else builds)}
-        names = sorted({argument for own in asked.values() for argument in own})
-        known(argument, names, f"setting of {', '.join(asked)}:")
-        for m, own in asked.items():
+        arguments_by_method = {m: arguments(builds[m]) for m in ([method] if dot else builds)}
+        names = sorted({argument for own in arguments_by_method.values() for argument in own})
+        known(argument, names, f"setting of {', '.join(arguments_by_method)}:")
+        for m, own in arguments_by_method.items():
             if argument in own:
                 chosen[m][argument] = parse(text, own[argument], f"setting {argument} of {m}")
     return chosen
@@ -66,19 +66,19 @@ def with_program(name: str, kind: Any) -> Any:
 def accepted(build: Build) -> dict[str, Any]:
     """Return the types of a method's arguments, including those passed on to other functions."""
     hints = get_type_hints(build)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(build).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            found[name] = hints[name]
+            settings[name] = hints[name]
         elif parameter.kind is parameter.VAR_KEYWORD:  # **name: Unpack[a TypedDict]
-            found |= get_type_hints(get_args(hints[name])[0])
-    return found
+            settings |= get_type_hints(get_args(hints[name])[0])
+    return settings
 
 
 def _number(text: str) -> float:
-    if not math.isfinite(found := float(text)):
+    if not math.isfinite(number := float(text)):
         raise ValueError(text)
-    return within(not_tiny(found, text), 2.0**63)  # whose square single precision still has
+    return within(not_tiny(number, text), 2.0**63)  # whose square single precision still has
 
 
 def _whole(text: str) -> int:
@@ -170,8 +170,10 @@ def readable(kind: Any) -> list[Any]:
     """Return the members of a type or union for which values can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
-    known = [k for k in kinds if k in READERS or get_origin(k) is Literal]
-    return known if known != [NoneType] else []  # a family or None, say, is not for words
+    readable_kinds = [k for k in kinds if k in READERS or get_origin(k) is Literal]
+    return (
+        readable_kinds if readable_kinds != [NoneType] else []
+    )  # a family or None, say, is not for words
 
 
 def parse(text: str, kind: Any, what: str) -> Value:

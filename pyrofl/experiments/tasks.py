@@ -67,12 +67,12 @@ def resolve(experiment: Experiment) -> Experiment:
 
 def load(experiment: Experiment, seed: int) -> Dataset:
     """Load the data set of an experiment, with at most the requested training rows per class."""
-    asked: dict[str, Any] = {name: getattr(experiment, name) for name in OF_TABLES}
+    options: dict[str, Any] = {name: getattr(experiment, name) for name in OF_TABLES}
     for name in ("features", "categories"):
         text = getattr(experiment, name)
-        asked[name] = tuple(text.split(",")) if text else None
-    asked["seed"] = seed if experiment.data.partition(":")[0] in SEEDED else 0
-    dataset = _load(experiment.data, data_dir=experiment.data_dir, **asked)
+        options[name] = tuple(text.split(",")) if text else None
+    options["seed"] = seed if experiment.data.partition(":")[0] in SEEDED else 0
+    dataset = _load(experiment.data, data_dir=experiment.data_dir, **options)
     count = experiment.per_class
     return dataset if count is None else datasets.per_class(dataset, count)
 
@@ -93,11 +93,13 @@ def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
         held_out=held_out(experiment),
         server_data=server_data(experiment, tuple(dataset.x.shape[1:])),
     )
-    asked = experiment.class_weights
+    class_weights = experiment.class_weights
     try:
-        return dataset, federation.with_class_weights(weights.read(asked)) if asked else federation
+        return dataset, federation.with_class_weights(
+            weights.read(class_weights)
+        ) if class_weights else federation
     except ValueError as error:
-        raise ValueError(f"--class-weights {asked!r}: {error}") from error
+        raise ValueError(f"--class-weights {class_weights!r}: {error}") from error
 
 
 def held_out(experiment: Experiment) -> int | list[str]:
@@ -109,8 +111,8 @@ def held_out(experiment: Experiment) -> int | list[str]:
             f"--held-out is {experiment.held_out!r}, and partition {experiment.partition} has no "
             "names; expected a whole number, or --partition groups"
         )
-    found: list[str] = experiment.held_out.removesuffix(",").split(",")
-    return found
+    names: list[str] = experiment.held_out.removesuffix(",").split(",")
+    return names
 
 
 def given(seed: int | None, default: int) -> int:
@@ -161,12 +163,12 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return nets.build(spec, shape, outputs)
-    made = from_file(
+    module = from_file(
         spec, "network", lambda it: it() if callable(it) and not isinstance(it, nn.Module) else it
     )
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"{name} in {path} is {made!r}; expected a torch module")
-    return Network(made)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{name} in {path} is {module!r}; expected a torch module")
+    return Network(module)
 
 
 def partition(spec: str) -> str | federations.Own:
@@ -174,10 +176,10 @@ def partition(spec: str) -> str | federations.Own:
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return spec
-    made = from_file(spec, "partition")
-    if not callable(made):
-        raise ValueError(f"{name} in {path} is {made!r}; expected a function: a partition")
-    found: federations.Own = made
+    own_partition = from_file(spec, "partition")
+    if not callable(own_partition):
+        raise ValueError(f"{name} in {path} is {own_partition!r}; expected a function: a partition")
+    found: federations.Own = own_partition
     return found
 
 

@@ -59,12 +59,12 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
     figure, grid = panels(len(shown), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
     band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
     for axes, title in zip(grid, shown, strict=True):
-        known = _finite(places[title])
-        counts, edges = np.histogram(known, bins, (0, 1))
-        ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(known), 1 / bins)
+        finite_ranks = _finite(places[title])
+        counts, edges = np.histogram(finite_ranks, bins, (0, 1))
+        ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(finite_ranks), 1 / bins)
         axes.axhspan(*ends, label="99% of uniform ranks", **band)
         axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
-        axes.axhline(len(known) / bins, color="black", linewidth=0.8)
+        axes.axhline(len(finite_ranks) / bins, color="black", linewidth=0.8)
         axes.set_title(style.plain(style.short(title, 30)), fontsize=style.pt(9))
         axes.set(xlim=(0, 1), xticks=(0, 0.5, 1))
         axes.tick_params(labelsize=style.pt(8))
@@ -131,8 +131,8 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
         raise ValueError("the table has no test rows, so no coverage; expected share below 1")
     sizes = table.groupby("client", sort=False)["test_rows"].first()
     untested -= len(sizes)
-    known = table["coverage"].notna()
-    off = known & ~table["coverage"].between(table["low"], table["high"])
+    has_coverage = table["coverage"].notna()
+    off = has_coverage & ~table["coverage"].between(table["low"], table["high"])
     kinds = dict(list(table.groupby("pooling", sort=False)))
     looks = styles(POOLINGS[str(kind)] for kind in kinds)
     rows = many.rows(table.groupby("client", sort=False)["coverage"].mean())
@@ -142,12 +142,12 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
         label, part = POOLINGS[str(kind)], part.set_index("client").reindex(sizes.index[rows.order])
         at = rows.at + 0.36 * rows.step * (i - (len(looks) - 1) / 2) / len(looks)
         look, place = looks[label] | {"linestyle": "none"}, at
-        low, high, found = (part[c].to_numpy() for c in ("low", "high", "coverage"))
+        low, high, covered = (part[c].to_numpy() for c in ("low", "high", "coverage"))
         for places, size in rows.parts():
             at = place[places]
             wide: dict[str, Any] = {"lw": 5 * size**2, "color": (look["color"], 0.25 * size**2)}
             axes.hlines(at, low[places], high[places], **wide)
-            axes.plot(found[places], at, label=label, **look | {"markersize": 5 * size})
+            axes.plot(covered[places], at, label=label, **look | {"markersize": 5 * size})
     axes.axvline(float(table["target"].iloc[0]), color="black", linewidth=0.8, linestyle=":")
     names = [f"{style.short(str(name), 24)} ({rows:.0f} rows)" for name, rows in sizes.items()]
     rows.label(axes, names, "coverage")
@@ -212,10 +212,12 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
 
     names = []
     sure, right, low, high = np.full((4, len(bins)), np.nan)
-    for j, (name, found) in enumerate(bins.items()):
-        count, confidence, share = (np.nan_to_num(np.asarray(value.cpu())) for value in found)
+    for j, (name, bins_of_client) in enumerate(bins.items()):
+        count, confidence, share = (
+            np.nan_to_num(np.asarray(value.cpu())) for value in bins_of_client
+        )
         tested = count.sum()
-        error = float(calibration_error(found)[0])
+        error = float(calibration_error(bins_of_client)[0])
         names.append(f"{style.short(name, 18)} ({tested:.0f} rows, ECE {error:.2f})")
         if tested:
             sure[j], right[j] = (count @ values / tested for values in (confidence, share))

@@ -80,24 +80,24 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
 
 def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
     """Group a model's sites and tensors into the nodes of a diagram, parents first."""
-    found: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     nodes: list[Node] = []
     home: dict[str, int] = {}
 
     def put(key: Any, node: Node, member: str) -> int:
-        if key not in found:
-            found[key] = len(nodes)
+        if key not in numbers:
+            numbers[key] = len(nodes)
             nodes.append(node)
-        nodes[found[key]].members.append(member)
-        return found[key]
+        nodes[numbers[key]].members.append(member)
+        return numbers[key]
 
     for tensor in dict.fromkeys(n for s in dependencies.values() for n in s.reads if " " in n):
         place, _, name = tensor.partition(" ")
         role = name.partition("/")[0]
-        if (place, role) not in found:
+        if (place, role) not in numbers:
             plates = ("clients",) if place == "client" else ()
             put((place, role), Node(place, plates), role)
-        home[tensor] = found[place, role]
+        home[tensor] = numbers[place, role]
     for name, site in dependencies.items():
         reads = tuple(dict.fromkeys(home[n] for n in site.reads if n in home))
         of = (site.distribution, site.plates, site.observed)
@@ -108,11 +108,11 @@ def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
 
 def _placed(nodes: list[Node]) -> list[Node]:
     """Assign each diagram node a column right of its parents, and a height in the column."""
-    kept = any(node.kind == "client" for node in nodes)
+    has_client = any(node.kind == "client" for node in nodes)
     for node in nodes:
         before = [nodes[i].column for i in node.reads]
         inside = "clients" in node.plates
-        least = inside + (inside and kept and node.kind != "client")
+        least = inside + (inside and has_client and node.kind != "client")
         node.column = max([least, *(c + 1 for c in before)])
     last = max((n.column for n in nodes if "rows" not in n.plates), default=0)
     for node in nodes:

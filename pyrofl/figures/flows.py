@@ -68,23 +68,23 @@ def data_flow(flow: Any, ax: Axes | None = None) -> Figure:
 def _arrows(parts: Sequence[Any], colour: str) -> list[tuple[str, int, Sequence[int], str]]:
     """Return name, numbers, bytes of each client and color of the arrow of each part."""
     shown, rest = parts[:MOST], parts[MOST:]
-    found = [(style.short(p.role, 34), p.numbers, p.bytes, colour) for p in shown]
+    arrows = [(style.short(p.role, 34), p.numbers, p.bytes, colour) for p in shown]
     if rest:
         numbers = sum(part.numbers for part in rest)
-        found.append((f"and {len(rest)} more", numbers, _each(rest), colour))
-    return found
+        arrows.append((f"and {len(rest)} more", numbers, _each(rest), colour))
+    return arrows
 
 
 def _listed(parts: Sequence[Any]) -> list[str]:
     """Return a line for each part with its numbers; the last line counts those without room."""
     shown = parts if len(parts) <= MOST else parts[: MOST - 1]
-    found = []
+    texts = []
     for part in shown:
         each = ", for all clients" if part.per_client else ""
-        found.append(f"{style.short(part.role, LETTERS)}: {_numbers(part.numbers)}{each}")
+        texts.append(f"{style.short(part.role, LETTERS)}: {_numbers(part.numbers)}{each}")
     if rest := parts[len(shown) :]:
-        found.append(f"and {len(rest)} more: {_numbers(sum(part.numbers for part in rest))}")
-    return found or ["nothing"]
+        texts.append(f"and {len(rest)} more: {_numbers(sum(part.numbers for part in rest))}")
+    return texts or ["nothing"]
 
 
 def _numbers(count: int) -> str:

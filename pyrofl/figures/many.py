@@ -29,16 +29,16 @@ def refuse_lengths(**values: Any) -> None:
     """Raise ValueError if the lengths of the values differ or are 0; None is no value."""
     sizes = {name: len(value) for name, value in values.items() if value is not None}
     if len({*sizes.values()}) > 1 or not all(sizes.values()):
-        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(f"{found}; expected the same length, at least 1")
+        sizes_text = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ValueError(f"{sizes_text}; expected the same length, at least 1")
 
 
 def refuse_outside(name: str, values: Any, low: float, high: float = np.inf) -> None:
     """Raise ValueError if a value is outside an interval; NaN is not."""
-    found = np.asarray(values, dtype=float)
-    if bool((wrong := (found < low) | (found > high)).any()):
+    array = np.asarray(values, dtype=float)
+    if bool((wrong := (array < low) | (array > high)).any()):
         expected = f"at least {low:g}" if high == np.inf else f"between {low:g} and {high:.4g}"
-        raise ValueError(f"{name} has {found[wrong][0]:.4g}; expected numbers {expected}")
+        raise ValueError(f"{name} has {array[wrong][0]:.4g}; expected numbers {expected}")
 
 
 def refuse_swapped(name: str, low: Any, high: Any) -> None:
@@ -116,9 +116,9 @@ def rows(key: Any, most: int | None = None) -> Rows:
         return Rows(every, every.astype(float), np.ones(len(key)))
     ends, middle = most // 4, most // 3
     order = np.argsort(-key, kind="stable")
-    known, unknown = order[np.isfinite(key[order])], order[~np.isfinite(key[order])]
-    half = max(len(known) // 2, len(known) - ends)
-    order = np.concatenate([known[:half], unknown, known[half:]])
+    finite, unknown = order[np.isfinite(key[order])], order[~np.isfinite(key[order])]
+    half = max(len(finite) // 2, len(finite) - ends)
+    order = np.concatenate([finite[:half], unknown, finite[half:]])
     step = np.ones(len(key))
     step[ends:-ends] = middle / (len(key) - 2 * ends)
     return Rows(order, np.cumsum(step) - 0.5 * (step + 1), step, ends)
@@ -153,9 +153,9 @@ def fitting(
         tall: inches of a panel.
         what: what a panel shows, in the plural.
     """
-    found = list(every)
-    shown = some(found, columns * max(1, int(TALLEST / tall)))
-    return shown, part(shown, found, what)
+    values = list(every)
+    shown = some(values, columns * max(1, int(TALLEST / tall)))
+    return shown, part(shown, values, what)
 
 
 def worst(

@@ -334,9 +334,9 @@ def _intervals(axes: Axes, rows: many.Rows, fits: Mapping[str, Summary]) -> None
 def _stars(axes: Axes, rows: many.Rows, truth: Any) -> None:
     """Plot what turned out later of each row."""
     for places, size in rows.parts():
-        found = np.asarray(truth)[rows.order][places]
+        truths = np.asarray(truth)[rows.order][places]
         look: dict[str, Any] = {"ms": 7 * size, "label": "later known", "zorder": 5}
-        axes.plot(found, rows.at[places], "k*", **look)
+        axes.plot(truths, rows.at[places], "k*", **look)
 
 
 def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:

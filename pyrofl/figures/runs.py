@@ -84,21 +84,21 @@ def _best_first(values: Any, metric: str) -> list[str]:
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     """Return each panel's curves by title; populations with nearly equal curves share a panel."""
     near = 0.01 * float(np.ptp(table["value"]))
-    found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
+    groups: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
     for (model, population), part in table.groupby(["model", "population"], sort=False):
         clients = style.POPULATIONS.get(population, population)
         means = part.groupby(["line", "round"])["value"].mean()
         like = (
             title
-            for title, (other, curves, _) in found.items()
+            for title, (other, curves, _) in groups.items()
             if other == model and curves.index.equals(means.index)
             if float(np.abs(curves - means).max()) <= near
         )
         if title := next(like, ""):
-            found = {f"{t}, or {clients}" if t == title else t: v for t, v in found.items()}
+            groups = {f"{t}, or {clients}" if t == title else t: v for t, v in groups.items()}
         else:
-            found[f"{model} model, {clients}"] = (model, means, part)
-    return {title: part for title, (_, _, part) in found.items()}
+            groups[f"{model} model, {clients}"] = (model, means, part)
+    return {title: part for title, (_, _, part) in groups.items()}
 
 
 def convergence(run: Any) -> Figure:
@@ -183,8 +183,8 @@ def watched(run: Any) -> Figure:
     for name, fact in facts.items():
         if fact.high is not None:
             last = (records[-1].watched.get(name, 0.0) for records in each if records)
-            told = "too high" if any(value > fact.high for value in last) else "not too high"
-            label = f"limit {fact.high:g}: {told} after the last round"
+            state = "too high" if any(value > fact.high for value in last) else "not too high"
+            label = f"limit {fact.high:g}: {state} after the last round"
             axes.axhline(fact.high, color=looks[words[name]]["color"], linestyle=":", label=label)
     axes.set_ylabel(fill(next(iter(words.values())), 30) if len(words) == 1 else "value")
     style.mark_rounds(axes.xaxis)

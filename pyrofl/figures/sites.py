@@ -92,8 +92,8 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     for axes in (weights, distances):
         style.mark_sizes(axes.xaxis, size)
     times = share.max() / share.min()
-    told = "all but equal" if times < EQUAL else f"the largest is {times:.3g} times the smallest"
-    note = f"weights of {share.min():.3g} to {share.max():.3g}%: {told}"
+    spread = "all but equal" if times < EQUAL else f"the largest is {times:.3g} times the smallest"
+    note = f"weights of {share.min():.3g} to {share.max():.3g}%: {spread}"
     note = note if len(size) > 1 else "one client, so all of the weight"
     title = "Weight of each client at the server, and distance of its head from the server's"
     return with_legend(figure, [weights], note=note, title=title)
@@ -111,7 +111,7 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     """
     size, named = np.asarray(size), isinstance(value, Mapping)
     models = {n: np.asarray(v, dtype=float) for n, v in (value if named else {"": value}).items()}
-    many.refuse_lengths(size=size, **{name or "value": found for name, found in models.items()})
+    many.refuse_lengths(size=size, **{name or "value": values for name, values in models.items()})
     figure, axes = style.one_panel(5.4, 3.8, ax)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.03 * np.sin(2.4 * np.arange(len(size)))) if named else size
@@ -120,11 +120,14 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
         ends = np.stack(list(models.values()))
         axes.vlines(beside, ends.min(0), ends.max(0), color=GREY, linewidth=0.8, zorder=1)
     for name, style_of in styles(models).items():
-        found, colour = models[name], style_of["color"]
+        values, colour = models[name], style_of["color"]
         look: dict[str, Any] = {"color": colour, "marker": style_of["marker"]}
-        axes.scatter(beside, found, label=name, **look, **many.dots(len(size)))
-        if np.isfinite(found).any():
-            middle, of = float(np.nanmean(found)), f"mean of {name}" if named else "mean of clients"
+        axes.scatter(beside, values, label=name, **look, **many.dots(len(size)))
+        if np.isfinite(values).any():
+            middle, of = (
+                float(np.nanmean(values)),
+                f"mean of {name}" if named else "mean of clients",
+            )
             line: dict[str, Any] = {"color": colour if named else COLOURS[1], "ls": "--", "lw": 1.2}
             axes.axhline(middle, label=f"{of}: {middle:.3g}", **line)
     style.mark_sizes(axes.xaxis, size)
@@ -173,9 +176,9 @@ def differences(
     every = {model: np.array([of[n] for n in names], dtype=float).T for model, of in sites.items()}
     for model, (_, low, high) in every.items():
         many.refuse_swapped(model, low, high)
-    known = np.isfinite([values[0] for values in every.values()])
+    is_finite = np.isfinite([values[0] for values in every.values()])
     total = np.nansum([values[0] for values in every.values()], axis=0)
-    mean = np.where(known.any(0), total / np.maximum(1, known.sum(0)), np.nan)
+    mean = np.where(is_finite.any(0), total / np.maximum(1, is_finite.sum(0)), np.nan)
     rows = many.rows(mean, min(many.named(), int(tall / 0.12)))
     for axes, (title, values) in zip(grid, every.items(), strict=True):
         middle, low, high = values[:, rows.order]

@@ -148,12 +148,12 @@ def panels(
         tall = max(tall, min(2.6, tall * NARROWEST / (columns * wide)))
         wide = NARROWEST / columns
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
-    found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
-    for axes in found[count:]:
+    panels_of_figure = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
+    for axes in panels_of_figure[count:]:
         axes.remove()
-    for axes in found[max(0, count - columns) : count]:  # the last panel of each column
+    for axes in panels_of_figure[max(0, count - columns) : count]:  # the last panel of each column
         axes.tick_params(labelbottom=True)
-    for axes in found[:count]:
+    for axes in panels_of_figure[:count]:
         axes.xaxis.set_major_locator(MaxNLocator(max(4, int(1.5 * wide)), steps=[1, 2, 5, 10]))
         if grid:
             axes.grid(axis=grid, alpha=0.3)
@@ -161,7 +161,7 @@ def panels(
         figure.supxlabel(across, fontsize=pt(10))
     if up:
         figure.supylabel(up, fontsize=pt(10))
-    return figure, list(found[:count])
+    return figure, list(panels_of_figure[:count])
 
 
 def one_panel(
@@ -198,10 +198,10 @@ def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFra
     import pandas
 
     table = pandas.DataFrame(rows)
-    known = sorted(set(table["metric"])) if len(table) else []
-    if metric not in known:
-        found = ", ".join(known) or "no rows"
-        raise ValueError(f"no row is about metric {metric!r}; found {found}")
+    metrics = sorted(set(table["metric"])) if len(table) else []
+    if metric not in metrics:
+        metrics_text = ", ".join(metrics) or "no rows"
+        raise ValueError(f"no row is about metric {metric!r}; found {metrics_text}")
     adaptation = table["adaptation"].map(lambda how: ADAPTED.get(how, f", {how}"))
     return table.assign(adaptation=adaptation)[table["metric"] == metric].astype({"value": float})
 

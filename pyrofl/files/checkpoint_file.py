@@ -61,9 +61,9 @@ def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]
                 raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
             raise
         with open(temporary, "r+b") as file:
-            at, found, _ = _hashes(file)
+            at, digest, _ = _hashes(file)
             file.seek(at)
-            file.write(found)
+            file.write(digest)
 
 
 def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,17 +89,17 @@ def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
             raise ValueError(f"checkpoint {path} is a pipe or a device; expected a file")
         with open(path, "rb") as file:
-            at, found, claimed = _hashes(file)
+            at, digest, claimed = _hashes(file)
     except OSError as error:
         raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     if not at:
         raise ValueError(
             f"checkpoint {path} is cut off or of another kind; expected format {FORMAT} of pyrofl"
         )
-    if found != claimed:
+    if digest != claimed:
         shown = claimed[:12].decode("ascii", "backslashreplace")
         raise ValueError(
-            f"checkpoint {path} is damaged: its hash is {found[:12].decode()}; expected {shown}"
+            f"checkpoint {path} is damaged: its hash is {digest[:12].decode()}; expected {shown}"
         )
     try:
         with safe_open(path, "pt") as tensors:
@@ -129,10 +129,10 @@ def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
         return 0, b"", b""
     claimed = head[at : at + len(BLANK)]
     blank = head[:at] + BLANK.encode() + head[at + len(BLANK) :]
-    found = hashlib.sha256(length.to_bytes(8, "little") + blank)
+    digest = hashlib.sha256(length.to_bytes(8, "little") + blank)
     while block := file.read(BLOCK):
-        found.update(block)
-    return 8 + at, found.hexdigest().encode(), claimed
+        digest.update(block)
+    return 8 + at, digest.hexdigest().encode(), claimed
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -147,9 +147,9 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         dense = not value.is_contiguous() and 0 not in value.stride()
         order = sorted(axes, key=value.stride, reverse=True) if dense else axes
         tensors[path] = value.detach().cpu().permute(order).contiguous()
-        found: dict[str, Any] = {"@tensor": path}
-        found |= {"order": order} if order != axes else {}
-        return found | ({"device": str(value.device)} if value.device.type != "cpu" else {})
+        encoded: dict[str, Any] = {"@tensor": path}
+        encoded |= {"order": order} if order != axes else {}
+        return encoded | ({"device": str(value.device)} if value.device.type != "cpu" else {})
     if isinstance(value, Mapping):
         below = {n: _encode(v, f"{path}/{n}".lstrip("/"), tensors) for n, v in value.items()}
         return {f"@{n}" if n.startswith("@") else n: v for n, v in below.items()}
@@ -169,10 +169,10 @@ def _decode(value: Any, tensors: Any, device: str | None) -> Any:
     if not isinstance(value, dict):
         return value
     if "@tensor" in value:
-        found = tensors.get_tensor(value["@tensor"]).to(device or value.get("device", "cpu"))
+        tensor = tensors.get_tensor(value["@tensor"]).to(device or value.get("device", "cpu"))
         if order := value.get("order"):
-            found = found.permute(sorted(range(len(order)), key=order.__getitem__))
-        return found
+            tensor = tensor.permute(sorted(range(len(order)), key=order.__getitem__))
+        return tensor
     for kind, read_as in KINDS.items():
         if kind in value:
             return read_as(_decode(value[kind], tensors, device))

@@ -28,15 +28,15 @@ def locked(folder: str | Path) -> Iterator[str]:
     path = Path(folder, NAME)
     handle = _taken(path)
     try:
-        known = _holder(handle)
-        if known and known["host"] != socket.gethostname():
-            raise ValueError(f"{_in_use(path, known)}, or {path} removed if that process is over")
+        holder = _holder(handle)
+        if holder and holder["host"] != socket.gethostname():
+            raise ValueError(f"{_in_use(path, holder)}, or {path} removed if that process is over")
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(mine).encode(), 0)
         try:
-            yield f"{path.parent} was left by {_told(known)}, which is dead" if known else ""
+            yield f"{path.parent} was left by {_told(holder)}, which is dead" if holder else ""
         finally:
             with suppress(OSError):
                 path.unlink()
@@ -79,14 +79,14 @@ def _holder(handle: int) -> dict[str, Any] | None:
     """Return the process recorded in a lock file; None if it is empty or not a run's lock."""
     os.lseek(handle, 0, os.SEEK_SET)
     with suppress(ValueError, KeyError, TypeError):
-        found = json.loads(os.read(handle, LONGEST))
-        return {name: found[name] for name in ("host", "pid", "since")}
+        holder = json.loads(os.read(handle, LONGEST))
+        return {name: holder[name] for name in ("host", "pid", "since")}
     return None
 
 
 def _told(holder: dict[str, Any] | None) -> str:
-    told = "process {pid} on {host} since {since}"
-    return told.format(**holder) if holder else "another process"
+    template = "process {pid} on {host} since {since}"
+    return template.format(**holder) if holder else "another process"
 
 
 def _in_use(path: Path, holder: dict[str, Any] | None) -> str:

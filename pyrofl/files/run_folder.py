@@ -41,9 +41,9 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
         raise ValueError(f"{path}: {parent} is a file; expected a directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot write to {parent}; expected a writable directory")
-    found = [] if overwrite or parent != path else sorted(p.name for p in path.iterdir())
+    present = [] if overwrite or parent != path else sorted(p.name for p in path.iterdir())
     own = f"{HALF}|{re.escape(lock.NAME)}|{holding}"
-    if strange := [name for name in found if not re.fullmatch(own, name)]:
+    if strange := [name for name in present if not re.fullmatch(own, name)]:
         raise ValueError(
             f"{path} is not empty, it holds {strange[0]}; expected an empty directory or overwrite"
         )
@@ -143,8 +143,10 @@ def write_csv(
         table = csv.writer(file, lineterminator="\n")
         table.writerow(map(safe_cell, columns))
         for number, row in enumerate(rows):
-            if (found := len(row)) != (width := len(columns)):
-                raise ValueError(f"{path}: row {number} has {found} entries; expected {width}")
+            if (num_entries := len(row)) != (width := len(columns)):
+                raise ValueError(
+                    f"{path}: row {number} has {num_entries} entries; expected {width}"
+                )
             table.writerow(map(safe_cell, row))
 
 
@@ -192,12 +194,12 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """Return versions of the Python packages that results depend on; "unknown" if missing."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for package in ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz"):
-        found[package.removesuffix("-ppl")] = "unknown"
+        versions_by_name[package.removesuffix("-ppl")] = "unknown"
         with suppress(PackageNotFoundError):
-            found[package.removesuffix("-ppl")] = version(package)
-    return found
+            versions_by_name[package.removesuffix("-ppl")] = version(package)
+    return versions_by_name
 
 
 def compared_versions() -> dict[str, str]:
@@ -205,5 +207,5 @@ def compared_versions() -> dict[str, str]:
 
     Python and NumPy are not among them: a run saved under one version of Python opens under others.
     """
-    found = versions()
-    return {f"version of {n}": found[n] for n in ("pyrofl", "torch", "pyro")}
+    installed = versions()
+    return {f"version of {n}": installed[n] for n in ("pyrofl", "torch", "pyro")}

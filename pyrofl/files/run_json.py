@@ -56,11 +56,11 @@ def read(path: Path, tables: bool = False) -> Any:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     hashes = facts.pop(HASHES, {}) if isinstance(facts, dict) else {}
     hashes = hashes if isinstance(hashes, dict) else {NAME: hashes}
-    found = {NAME: of_facts(facts)} if NAME in hashes else {}
+    current_hashes = {NAME: of_facts(facts)} if NAME in hashes else {}
     for name in hashes.keys() - {NAME, CHECKPOINT} if tables else ():
         if Path(name).name == name and (file := path.with_name(name)).is_file():
-            found[name] = _of_file(file)
-    for name, now in sorted(found.items()):
+            current_hashes[name] = _of_file(file)
+    for name, now in sorted(current_hashes.items()):
         if now != (was := hashes[name]):
             raise ValueError(
                 f"{path.with_name(name)} was altered or cut off after the run wrote it (its hash "

@@ -25,8 +25,8 @@ def is_number(value: Any) -> bool:
 
 def has_numbers(values: Iterable[Any]) -> bool:
     """Return whether most cells of a column are numbers; empty cells do not count."""
-    known = [is_number(v) for v in values if v is not None and v not in EMPTY]
-    return sum(known) > len(known) / 2
+    is_numeric = [is_number(v) for v in values if v is not None and v not in EMPTY]
+    return sum(is_numeric) > len(is_numeric) / 2
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -61,8 +61,8 @@ def from_record(record: Any) -> Records:
     try:
         content, text = record["arrays"]["tensors"].numpy().tobytes(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ValueError(f"a record cannot be read ({told}); expected arrays and words") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"a record cannot be read ({reason}); expected arrays and words") from None
     return deserialize(content, text)
 
 
@@ -89,8 +89,8 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
         site = {n: node.get(n, "") for n in ("name", "project", "data", "state")}
         least = int(node.get("min-scored-rows", MIN_SCORED_ROWS))
         own = {**site, "rejoin": node.get("rejoin") == "yes", "min_scored_rows": least or None}
-        found = answered(own, from_record(message.content))
-        return modules["app"].Message(to_record(found), reply_to=message)
+        answers = answered(own, from_record(message.content))
+        return modules["app"].Message(to_record(answers), reply_to=message)
 
     return app
 
@@ -153,8 +153,8 @@ def server_app() -> Any:
         end = Path(str(config["end"]) or out / "end.json")
         how = sites, int(config["least"]) or sites, float(config["timeout"])
         nodes = end.with_name(WHOSE)  # node -> the site whose key it has
-        known = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
-        whose = known and {int(node): name for node, name in known.items()}
+        node_names = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
+        whose = node_names and {int(node): name for node, name in node_names.items()}
         say = partial(_say, out / LOG)
         write_json(end, _ended(project, out, GridTransport(grid), Settings(*how, whose), say))
 

@@ -64,8 +64,8 @@ def _trusting(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
-        told = f"--ca {ca} cannot be used ({error})"
-        raise ValueError(f"{told}; expected a certificate in PEM") from error
+        message = f"--ca {ca} cannot be used ({error})"
+        raise ValueError(f"{message}; expected a certificate in PEM") from error
 
 
 @contextmanager

@@ -61,8 +61,8 @@ def up(args: Namespace) -> None:
     project = Project.read(args.folder)
     files = sorted((project.folder / "sites").glob("*.csv"))
     if len(files) < args.sites:
-        told = f"{project.folder / 'sites'} holds {len(files)} CSV files"
-        raise ValueError(f"{told}; expected one for each of --sites {args.sites}")
+        message = f"{project.folder / 'sites'} holds {len(files)} CSV files"
+        raise ValueError(f"{message}; expected one for each of --sites {args.sites}")
     project.build(args.sites, server=True)
     for file in files[: args.sites]:
         rows_of(project, str(file), file.stem)
@@ -117,8 +117,8 @@ def kept_by(group: ProcessGroup) -> list[str]:
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
     """Return Flower's server options for TLS and node keys; none for a loopback server."""
-    given = [name for name, file in files.items() if file]
-    if not given and not keys and host == LOOPBACK:
+    files_given = [name for name, file in files.items() if file]
+    if not files_given and not keys and host == LOOPBACK:
         return []
     for name, file in files.items():
         if not file or not os.path.isfile(file):
@@ -139,14 +139,16 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
     `flwr supernode list` shows neither names nor keys, so both are recorded here.
     """
     file = group.home / KEYS
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # key -> node
+    node_numbers = (
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    )  # key -> node
     for key in keys:
-        if (own := key.read_text(encoding="utf-8")) not in known:
+        if (own := key.read_text(encoding="utf-8")) not in node_numbers:
             words = ("flwr", "supernode", "register", str(key), CONNECTION)
-            told = json.loads(group.ask(*words, "--name", key.stem, "--format", "json"))
-            known[own] = told["node-id"]
-            run_folder.write_json(file, known)
-    whose = {known[key.read_text(encoding="utf-8")]: key.stem for key in keys}
+            response = json.loads(group.ask(*words, "--name", key.stem, "--format", "json"))
+            node_numbers[own] = response["node-id"]
+            run_folder.write_json(file, node_numbers)
+    whose = {node_numbers[key.read_text(encoding="utf-8")]: key.stem for key in keys}
     run_folder.write_json(group.home / WHOSE, whose)
 
 
@@ -176,8 +178,8 @@ def join(args: Namespace) -> None:
             wait_for_server(args.server, args.ca)
             begun, at = time.monotonic(), log.stat().st_size if log.exists() else 0
             process = start_node(group, args.name, args.server, node, safe)
-            for what, told in followed_site(process, log, at):
-                tell(f"{told}\n")
+            for what, text in followed_site(process, log, at):
+                tell(f"{text}\n")
                 if what == OVER:
                     return
             if time.monotonic() - begun > LAPSE:  # it was in, so that it is worth another try
@@ -199,17 +201,17 @@ def followed_site(
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
             for line in file:
-                if found := re.search(rf" ({REFUSED}|{OVER}): (.+)", line):
-                    yield found[1], found[2]
+                if match := re.search(rf" ({REFUSED}|{OVER}): (.+)", line):
+                    yield match[1], match[2]
             at = file.tell()
         time.sleep(LOOK)
 
 
 def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
     """Return the reason why a site's node process has ended."""
-    told = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
-    if "[code: 2004]" not in told:
-        return f"the node ended with {code}: {told}"
+    reason = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
+    if "[code: 2004]" not in reason:
+        return f"the node ended with {code}: {reason}"
     return (
         f"{args.server} {LOCKED_OUT} {args.key}: it does not know the key, or a node with it is "
         f"there (for a minute after one is killed); expected the public key in --nodes of "
@@ -257,10 +259,10 @@ def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> di
     settings |= {"least": args.min_sites or args.sites, "timeout": float(args.timeout)}
     settings |= {"end": str(end)}
     words = ["flwr", "run", str(project.folder), CONNECTION, "--format", "json"]
-    told = json.loads(group.ask(*words, "--run-config", words_of(settings)))
-    if "run-id" not in told:
-        raise Stopped(f"the run was not taken: {told}", FAILED)
-    number = str(told["run-id"])
+    response = json.loads(group.ask(*words, "--run-config", words_of(settings)))
+    if "run-id" not in response:
+        raise Stopped(f"the run was not taken: {response}", FAILED)
+    number = str(response["run-id"])
     for line in followed(group, out, end, begin, number):
         if not args.quiet:
             tell(f"{line}\n")
@@ -270,7 +272,7 @@ def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> di
 
 def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
     """Yield new lines of the server's log until the run has ended."""
-    asked = time.monotonic()
+    last_request = time.monotonic()
     while True:
         over = end.exists()
         if (out / LOG).exists():
@@ -282,19 +284,19 @@ def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) ->
             return
         if (code := group.running["superlink"].poll()) is not None:
             raise Stopped(f"Flower's server ended with {code}: {gone(group, out)}", FAILED)
-        if time.monotonic() - asked > ASKED:
-            asked = time.monotonic()
-            told = state(group, number)
-            if told.startswith("finished") and not end.exists():
-                raise Stopped(f"the run ended ({told}): {gone(group, out)}", FAILED)
+        if time.monotonic() - last_request > ASKED:
+            last_request = time.monotonic()
+            status = state(group, number)
+            if status.startswith("finished") and not end.exists():
+                raise Stopped(f"the run ended ({status}): {gone(group, out)}", FAILED)
         time.sleep(LOOK)
 
 
 def state(group: ProcessGroup, number: str) -> str:
     """Return Flower's status of a run, such as "running"."""
     words = ("flwr", "list", CONNECTION, "--run-id", number, "--format", "json")
-    found = json.loads(group.ask(*words))
-    return str(found["runs"][0]["status"]) if found.get("runs") else "unknown"
+    runs = json.loads(group.ask(*words))
+    return str(runs["runs"][0]["status"]) if runs.get("runs") else "unknown"
 
 
 def kept(out: Path, ended_by: str) -> str:

@@ -88,18 +88,18 @@ def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
     """Return the sites of a study: those recorded at its start, or those now connected."""
     is_resumed = path.exists()
     if is_resumed:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if len(found) != settings.sites:
+        roster = json.loads(path.read_text(encoding="utf-8"))
+        if len(roster) != settings.sites:
             raise ValueError(
-                f"{path.parent} holds a run of {len(found)} sites ({', '.join(found)}); expected "
-                f"--sites {len(found)}, or another --out"
+                f"{path.parent} holds a run of {len(roster)} sites ({', '.join(roster)}); expected "
+                f"--sites {len(roster)}, or another --out"
             )
     else:
         wait(register, settings.sites, settings.timeout)
         there = sorted(register.sites.items())
-        found = {name: [list(site.names), list(site.sizes)] for name, site in there}
-        write_json(path, found)
-    expected = {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
+        roster = {name: [list(site.names), list(site.sizes)] for name, site in there}
+        write_json(path, roster)
+    expected = {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in roster.items()}
     register.expected = expected
     if is_resumed:
         with suppress(Stopped):  # a late site only misses rounds
@@ -114,8 +114,8 @@ def wait(register: Registry, count: int, timeout: float) -> None:
     while len(register.sites) < count:
         if time.monotonic() > end:
             there = ", ".join(sorted(register.sites)) or "none"
-            told = f"{len(register.sites)} sites are there after {timeout:g} s ({there})"
-            raise Stopped(f"{told}; expected {count} (--min-sites, --timeout)", FAILED)
+            message = f"{len(register.sites)} sites are there after {timeout:g} s ({there})"
+            raise Stopped(f"{message}; expected {count} (--min-sites, --timeout)", FAILED)
         time.sleep(PAUSE)
         register.look()
 
@@ -166,8 +166,8 @@ class Rounds:
             records = {}
             if method in training:
                 records[label(ORDER, method)] = server.configure_train(holders)
-            for i, asked in enumerate(self.stores[method].asked if method in asking else ()):
-                records[label(ASK, method, i)] = server.configure_evaluate(holders, **asked)
+            for i, views in enumerate(self.stores[method].asked if method in asking else ()):
+                records[label(ASK, method, i)] = server.configure_evaluate(holders, **views)
             for what, each in records.items():
                 for site, flat in each.items():
                     messages[site][what] = self._with_rows(method, flat)
@@ -176,8 +176,8 @@ class Rounds:
             return
         for method in asking:
             count = range(len(self.stores[method].asked))
-            found = [_told(answers, label(TOLD, method, i)) for i in count]
-            for reason in self.stores[method].scored(found):
+            scores = [_told(answers, label(TOLD, method, i)) for i in count]
+            for reason in self.stores[method].scored(scores):
                 self.say(f"{method}: scores of {reason}")
         for method in training:
             self._take(method, answers, time.monotonic() - begun)
@@ -195,23 +195,23 @@ class Rounds:
         """Correct the posterior draws of all methods, by exchanges with all sites."""
         stores = [store for store in self.stores.values() if store.is_uncorrected]
         self.registry.look()
-        asked = any(store.needs_reports for store in stores)
-        if asked and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
+        needs_reports = any(store.needs_reports for store in stores)
+        if needs_reports and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
             self.say(f"waiting for {away}: the correction of posterior draws needs all sites")
             with suppress(Stopped):
                 wait(self.registry, len(self.sites), self.settings.timeout)
         for store in stores:
             send = partial(self._weighed, store.name)
-            for told in store.correct(reporter(store.server, send, self._holders)):
-                self.say(f"{store.name}: {told}")
+            for line in store.correct(reporter(store.server, send, self._holders)):
+                self.say(f"{store.name}: {line}")
 
     def finish(self) -> None:
         """Inform the sites of the end, and of the draws that belong to those of the server."""
         self.registry.look()
         messages: dict[str, Records] = {name: {OVER: dict[str, Any]()} for name in self._holders}
         for name, store in self.stores.items():
-            if (found := store.draws_of_clients) is not None:
-                sheets = configure_draws(store.server, found, self._holders)
+            if (client_draws := store.draws_of_clients) is not None:
+                sheets = configure_draws(store.server, client_draws, self._holders)
                 for site, flat in sheets.items():
                     messages[site][label(DRAWS, name)] = self._with_rows(name, flat)
         is_short = all(len(records) == 1 for records in messages.values())
@@ -247,11 +247,11 @@ class Rounds:
         self._repeated += 1
         number = self.servers[training[0]].state.number + 1
         least = f"at least {self.settings.least} (--min-sites)"
-        told = f"round {number}: {replied} sites replied; expected {least}"
+        message = f"round {number}: {replied} sites replied; expected {least}"
         if self._repeated > REPEATS:
             why = "".join(f"; {site}: {why}" for site, why in self._refused.items())
-            raise Stopped(f"{told}{why}; it was repeated {REPEATS} times", FAILED)
-        self.say(f"{told}; the round is repeated")
+            raise Stopped(f"{message}{why}; it was repeated {REPEATS} times", FAILED)
+        self.say(f"{message}; the round is repeated")
         for method in training:
             self._take_back(method, answers)
         return True
@@ -292,8 +292,8 @@ class Rounds:
             except ValueError as error:
                 self.say(f"{site} cannot rejoin {method}: {plain(str(error))}")
             else:
-                told = plain(", ".join(names))
-                self.say(f"{site} has lost its state of {method}: {told} restart")
+                names_text = plain(", ".join(names))
+                self.say(f"{site} has lost its state of {method}: {names_text} restart")
 
 
 def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled], dict[str, int]]:
@@ -303,11 +303,11 @@ def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled]
     effects of rows do: sites then receive it, to build the same method.
     """
     largest, count = max(sizes), len(sizes)
-    made = project.build(count, largest, server=True)
-    bare = project.build(count, server=True) if largest > 1 else made
-    parts = {n: [clients_part(by_round(m[n])(0)) for m in (made, bare)] for n in made}
+    methods = project.build(count, largest, server=True)
+    bare = project.build(count, server=True) if largest > 1 else methods
+    parts = {n: [clients_part(by_round(m[n])(0)) for m in (methods, bare)] for n in methods}
     rows = {n: largest for n, (own, other) in parts.items() if own != other}
-    return {n: (made if n in rows else bare)[n] for n in made}, rows
+    return {n: (methods if n in rows else bare)[n] for n in methods}, rows
 
 
 def _told(answers: Mapping[str, Records], what: str) -> Records:

@@ -40,13 +40,13 @@ def leaving(
             validate_method(by_round(project.build(data.clients)[method])(0), data)
             raise
         for record, flat in few.items():
-            for told, other in zip(shapes(flat), shapes(more[record]), strict=True):
-                if told != other:
+            for described, other in zip(shapes(flat), shapes(more[record]), strict=True):
+                if described != other:
                     raise ValueError(
-                        f"{method}: of {FEW[0]} rows leaves {told}, and of {FEW[1]} rows {other}; "
-                        "expected what does not grow with the rows"
+                        f"{method}: of {FEW[0]} rows leaves {described}, and of {FEW[1]} rows "
+                        f"{other}; expected what does not grow with the rows"
                     )
-                name, shape, size = told.replace("] ", " [").split(" [")
+                name, shape, size = described.replace("] ", " [").split(" [")
                 role, _, own = name.rpartition("/") if name.count("/") == 1 else ("", "", name)
                 alike.setdefault((method, record, role, f"[{shape}]", size), []).append(own)
     names = ", ".join(data.names[:8]) + (", ..." if len(data.names) > 8 else "")
@@ -97,19 +97,19 @@ def _tried(
     yield "reply", reply
     server.aggregate_train({"site": reply})
     for view in by_round(method)(0).views if scored else ():
-        asked = server.configure_evaluate(here, model=view, part=_tested(data))["site"]
-        yield f"scores, {view}", client.evaluate(asked)
+        request = server.configure_evaluate(here, model=view, part=_tested(data))["site"]
+        yield f"scores, {view}", client.evaluate(request)
     one = by_round(method)(0)
     if not project.corrected or reason_against(one):
         return
-    found: list[Flat] = []
+    records: list[Flat] = []
 
     def send(requests: dict[str, Flat]) -> NoReturn:
         """Keep the reply to the first exchange of a correction, and end it."""
-        found.append(client.weigh(requests["site"]))
+        records.append(client.weigh(requests["site"]))
         raise CannotCorrect("this is a trial", "", quiet=True)
 
     run = Run(one, hidden(facts(data)), server.state, server.seed)
     corrected_shared(run, reporter(server, send, here), 1)
-    for flat in found:
+    for flat in records:
         yield "weights", flat

@@ -32,13 +32,13 @@ def predict(args: Namespace) -> None:
     owners = owners_of(site, len(x), groups, args)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws}
     with threads(1):
-        found: dict[str | None, Predictions] = {
+        predictions: dict[str | None, Predictions] = {
             owner: site.predict(method, x[np.array(owners) == owner], owner, **how)
             for owner in dict.fromkeys(owners)
         }
-    save_predictions(path, owners, found)
-    told = "\n".join(one.about for one in found.values())
-    show(f"{told}\n{path} holds {len(owners)} predictions")
+    save_predictions(path, owners, predictions)
+    text = "\n".join(one.about for one in predictions.values())
+    show(f"{text}\n{path} holds {len(owners)} predictions")
 
 
 def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:

@@ -113,8 +113,8 @@ def _not_to_outlive() -> Callable[[], None] | None:
 def program(name: str) -> str:
     """Return the path of one of Flower's programs, such as flower-superlink."""
     here = Path(sys.executable).parent
-    if found := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
-        return found
+    if path := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
+        return path
     raise ValueError(
         f"Flower's program {name} is missing; expected pip install -e '.[flower]' in the clone"
     )
@@ -133,12 +133,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def marked(mark: str) -> list[int]:
     """Return the ids of processes that have a given mark in their environment (Linux)."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted, process_ids = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return [pid for pid in found if pid != os.getpid()]
+                process_ids.append(int(folder.name))
+    return [pid for pid in process_ids if pid != os.getpid()]
 
 
 @contextmanager
@@ -148,16 +148,16 @@ def process_group(home: Path) -> Iterator[ProcessGroup]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    made, before = ProcessGroup(home), signal.getsignal(signal.SIGTERM)
+    group, before = ProcessGroup(home), signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         with locked(home):
-            yield made
+            yield group
     finally:
         # A second interrupt must not leave half of them.
         held = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
-            made.stop()
+            group.stop()
         finally:
             signal.signal(signal.SIGINT, held[signal.SIGINT])
             signal.signal(signal.SIGTERM, before)

@@ -59,7 +59,7 @@ class Project:
         """Read and validate the settings of a Flower study in its project folder."""
         path = Path(folder, FILE)
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
+            entries = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
         except OSError as error:
             raise ValueError(
                 f"{path} cannot be read: {error.strerror}; expected a project folder, as "
@@ -69,23 +69,23 @@ class Project:
             raise ValueError(f"{path} cannot be read: {error}; expected TOML") from error
         except (LookupError, TypeError) as error:
             raise ValueError(f"{path} has no table [{TABLE}]; expected one") from error
-        return cls._of(path, {n.replace("-", "_"): v for n, v in found.items()})
+        return cls._of(path, {n.replace("-", "_"): v for n, v in entries.items()})
 
     @classmethod
     def _of(cls, path: Path, found: dict[str, Any]) -> Project:
         """Build the settings from entries of a TOML table; raise ValueError for invalid ones."""
         kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
         if unknown := sorted(found.keys() - kinds):
-            told = ", ".join(n.replace("_", "-") for n in kinds)
-            raise ValueError(f"{path}: unknown entry {unknown[0]!r}; expected some of {told}")
+            kinds_text = ", ".join(n.replace("_", "-") for n in kinds)
+            raise ValueError(f"{path}: unknown entry {unknown[0]!r}; expected some of {kinds_text}")
         for name in ("methods", "features", "target"):
             if not found.get(name):
                 raise ValueError(f"{path}: {name} is missing; expected it in [{TABLE}]")
         for name in [name for name in found if kinds[name].startswith("tuple")]:
             found[name] = names_of(f"{path}: {name}", found[name])
-        made = cls(path.parent, **found)
-        made._check(path)
-        return made
+        project = cls(path.parent, **found)
+        project._check(path)
+        return project
 
     def _check(self, path: Path) -> None:
         """Raise ValueError if a setting of the study has a wrong type or is out of range."""
@@ -126,8 +126,8 @@ class Project:
     @property
     def agreed(self) -> Flat:
         """Return the settings of the study that must be equal on the server and at all sites."""
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
-        return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
+        entries = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in entries.items()}
 
     def outline(self, clients: int, rows: int = 1) -> Federation:
         """Return a federation without data that has the study's shapes, for building methods.
@@ -154,9 +154,9 @@ class Project:
         seeds = Seeds(self.seed, self.seed, self.seed)
         task = Task(self.seed, self.seed, seeds, data, net, self.likelihood)
         named = [one for one in self.methods if ".py:" not in one]
-        found = dict(methods(named, self.settings, task, self.rounds)) if named else {}
+        methods_by_label = dict(methods(named, self.settings, task, self.rounds)) if named else {}
         own = {m.rpartition(":")[2]: self._own(m, data) for m in self.methods if m not in named}
-        return {label: (found | own)[label] for label in self.labels}
+        return {label: (methods_by_label | own)[label] for label in self.labels}
 
     def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
         """Read a CSV file's columns; raise ValueError if a required column has missing values.
@@ -191,8 +191,8 @@ class Project:
             method: Scheduled = runpy.run_path(file)[name](data)
             by_round(method)(0)
         except (Exception, SystemExit) as error:  # whatever the user's file does wrong
-            told = f"{type(error).__name__}: {error}"
-            raise ValueError(f"method {spec} cannot be made: {told}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"method {spec} cannot be made: {reason}") from error
         if not isinstance(method, Method) and not callable(method):
             raise ValueError(f"method {spec} gives {method!r}; expected a Method")
         return method

@@ -94,8 +94,8 @@ class Registry:
             sizes = column(said, "sizes", len(names), torch.int64).tolist()
             _refuse_introduction(site, names, sizes)
         except (LookupError, ValueError) as error:
-            told = plain(str(error))
-            self._tell(node, f"a node is refused: its introduction cannot be read ({told})")
+            reason = plain(str(error))
+            self._tell(node, f"a node is refused: its introduction cannot be read ({reason})")
             return None
         return said
 

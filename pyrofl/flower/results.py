@@ -82,10 +82,10 @@ class ResultStore:
     def asked(self) -> list[EvaluationFields]:
         """Evaluations to request after a round: every model, and the fine-tuned personal model."""
         part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
-        found: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
+        requests: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
-            found.append({"model": "personal", "adaptation": "fine_tune", **part})
-        return found
+            requests.append({"model": "personal", "adaptation": "fine_tune", **part})
+        return requests
 
     @property
     def due(self) -> bool:
@@ -143,10 +143,10 @@ class ResultStore:
 
         Networks have none, and neither have posteriors of the server alone.
         """
-        method, found = self.method, self.draws
+        method, draws = self.method, self.draws
         is_program = not isinstance(method.model, Supervised)
         own = is_program and not getattr(method.views[method.posterior_view], "posterior", None)
-        return found if own and found and found.values else None
+        return draws if own and draws and draws.values else None
 
     def correct(self, report: Report) -> list[str]:
         """Correct the posterior draws of the shared sites; return lines for the server's log.
@@ -154,13 +154,13 @@ class ResultStore:
         Args:
             report: asks all clients for their marginal likelihoods.
         """
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            self.draws = found = corrected_shared(self.run, report, DRAWS, self._reason)
-        if not found.values:
+            self.draws = draws = corrected_shared(self.run, report, DRAWS, self._reason)
+        if not draws.values:
             return []
-        self._write_draws(found)
-        return [str(one.message) for one in told] or [self._corrected]
+        self._write_draws(draws)
+        return [str(one.message) for one in caught] or [self._corrected]
 
     def scored(self, answers: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
         """Store the scores of an evaluation, given the sites' replies to each request.
@@ -175,8 +175,8 @@ class ResultStore:
         self._tries, number = 0, self.server.state.number
         self.run.history[:] = [row for row in self.run.history if row["round"] != number]
         for s in self.scores:
-            asked = (number, s.model, s.adaptation, s.population)
-            lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
+            key = (number, s.model, s.adaptation, s.population)
+            lines = [(*key, metric, s.mean(metric)) for metric in s.values]
             row = run_folder.METRICS
             self.run.history += [dict(zip(row, line, strict=True)) for line in lines]
         self._write()
@@ -197,9 +197,9 @@ class ResultStore:
         write_tables(folder, run, scores, {})
         save(run, folder / run_folder.CHECKPOINT)
         if run.status.kind != "diverged":
-            found = shared_to_arviz(run, DRAWS, self.draws)
-            if found is not None:
-                export.save(found, folder / "posterior.nc")
+            posterior = shared_to_arviz(run, DRAWS, self.draws)
+            if posterior is not None:
+                export.save(posterior, folder / "posterior.nc")
         run_json.write(folder, self._facts(), TABLES)
         return drawn(folder, figures_of_rounds(run, scores, self.name, self.project.seed))
 
@@ -220,10 +220,10 @@ class ResultStore:
     @property
     def _corrected(self) -> str:
         """Whether the draws in posterior.nc are corrected, as one line."""
-        found = self.draws or SharedDraws()
-        if found.chosen is None or found.weights is None:
-            return f"posterior.nc: draws are not corrected; {found.outcome.removeprefix('no: ')}"
-        weights = found.weights
+        draws = self.draws or SharedDraws()
+        if draws.chosen is None or draws.weights is None:
+            return f"posterior.nc: draws are not corrected; {draws.outcome.removeprefix('no: ')}"
+        weights = draws.weights
         return (
             f"posterior.nc: draws are corrected by importance weights; Pareto k is "
             f"{float(weights.k):.2f}, and the effective sample size of {weights.tried:,} weighted "
@@ -270,11 +270,17 @@ class ResultStore:
     def _read_draws(self) -> None:
         """Restore draws that clients have weighed after the last round."""
         path = self.folder / CORRECTED
-        found = checkpoint_file.read(path, self._about) if path.exists() else {}
-        if self.project.corrected and found.get("round") == self.server.state.number:
-            shapes = role("shape", found)
-            weights = Weights(found["k"], found["ess"], found["tried"], shapes=shapes)
-            some = role("value", found), found["outcome"], weights, found["log_w"], found["chosen"]
+        content = checkpoint_file.read(path, self._about) if path.exists() else {}
+        if self.project.corrected and content.get("round") == self.server.state.number:
+            shapes = role("shape", content)
+            weights = Weights(content["k"], content["ess"], content["tried"], shapes=shapes)
+            some = (
+                role("value", content),
+                content["outcome"],
+                weights,
+                content["log_w"],
+                content["chosen"],
+            )
             self.draws = SharedDraws(*some)
 
     def _take_up(self, found: dict[str, Any]) -> None:

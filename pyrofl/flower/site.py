@@ -109,12 +109,12 @@ class Site:
         """Reply to a server message: run the requested evaluations, then the training."""
         if HELLO in records:
             return {HELLO: self.hello(records[HELLO])}
-        found: Records = {}
+        answers: Records = {}
         for what in sorted(records):  # "ask/..." before "order/..."
             kind, *of = what.split("/")
             if kind in (ASK, ORDER, WEIGH, DRAWS) and len(of) == 2:
-                found |= self._done(kind, of[0], int(of[1]), records[what])
-        return found
+                answers |= self._done(kind, of[0], int(of[1]), records[what])
+        return answers
 
     def hello(self, told: Flat) -> Flat:
         """Reply to the server's greeting with client names and sizes; reject another project."""
@@ -142,8 +142,8 @@ class Site:
             return {label(REPLY, method): client.train(flat)}
         except StateLostError as lost:
             if not self.rejoin:
-                told = "; --rejoin makes them new clients"
-                raise StateLostError(f"{method}: {lost}{told}", lost.names) from lost
+                remedy = "; --rejoin makes them new clients"
+                raise StateLostError(f"{method}: {lost}{remedy}", lost.names) from lost
             client.forget(lost.names)
             return {label(LOST, method): {"names": lost.names}}
         except (InvalidRequestError, ClientError) as error:
@@ -161,10 +161,10 @@ class Site:
         path = self._question(method, view)
         if not path.exists():
             there = path.parent.glob(f"{method} *.safetensors")
-            found = sorted(one.stem.partition(" ")[2] for one in there)
-            have = f"one of {', '.join(found)}" if found else "a study after an evaluation"
-            told = f"the server has sent no {view} model of {method} to {self.name}"
-            raise ValueError(f"{told}; expected {have}")
+            methods = sorted(one.stem.partition(" ")[2] for one in there)
+            have = f"one of {', '.join(methods)}" if methods else "a study after an evaluation"
+            message = f"the server has sent no {view} model of {method} to {self.name}"
+            raise ValueError(f"{message}; expected {have}")
         question = checkpoint_file.read(path, {})
         return self.client(method, question).predict(question, x, client, **asked)
 
@@ -177,8 +177,8 @@ class Site:
     def client(self, method: str, flat: Flat) -> Client:
         """Return the `Client` that runs a method for all clients of this site."""
         if method not in self.project.labels:
-            known = ", ".join(self.project.labels)
-            raise InvalidRequestError(f"an order is of method {method!r}; expected one of {known}")
+            labels = ", ".join(self.project.labels)
+            raise InvalidRequestError(f"an order is of method {method!r}; expected one of {labels}")
         key = clients, rows = number(flat, "clients"), number({ROWS: 1} | flat, ROWS)
         if key not in self._built:
             self._built[key] = self.project.build(clients, rows)
@@ -212,15 +212,15 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
         if REFUSED in records:
             log.info("refused: by the server: %s", plain(records[REFUSED].get("why")))
             return {}
-        found: Records = {}
+        answers: Records = {}
         if records.keys() != {OVER}:
             here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
-            found = here.answer(records)
-        for what, flat in found.items():
+            answers = here.answer(records)
+        for what, flat in answers.items():
             log.info("leaves: %s: %s", what, ", ".join(map(str, shapes(flat))) or "no tensor")
         if OVER in records:
             log.info("%s: the study is complete", OVER)
-        return found
+        return answers
     except (InvalidRequestError, ClientError) as error:
         log.info("refused: %s", plain(error, LONG))
         return {REFUSED: {"site": str(site["name"]), "why": str(error)}}
@@ -239,5 +239,5 @@ def shapes(flat: Flat) -> list[str]:
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']
     """
-    found = {n: v for n, v in flat.items() if torch.is_tensor(v)}
-    return [f"{n} {list(v.shape)} {v.numel() * v.element_size()} bytes" for n, v in found.items()]
+    tensors = {n: v for n, v in flat.items() if torch.is_tensor(v)}
+    return [f"{n} {list(v.shape)} {v.numel() * v.element_size()} bytes" for n, v in tensors.items()]

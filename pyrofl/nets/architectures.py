@@ -261,8 +261,8 @@ def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) 
     numbers = inf
     with suppress(RuntimeError, TypeError, OverflowError), torch.device("meta"):
         mlp = dense((prod(shape), *widths), outputs) if name == "mlp" else {}
-        made = Chain(mlp) if mlp else cnn_for(name, convnet(name, *widths), shape, outputs)
-        numbers = sum(value.numel() for value in made.parameters())
+        chain = Chain(mlp) if mlp else cnn_for(name, convnet(name, *widths), shape, outputs)
+        numbers = sum(value.numel() for value in chain.parameters())
     needed, room = 2 * 4 * numbers, memory()  # bytes; a network keeps its own copy of a module
     if needed > room:
         raise MemoryError(
@@ -280,8 +280,8 @@ def widths_of(spec: str, text: str) -> Shape:
     if not text and ":" not in spec:
         return ()
     if not all(part.isdecimal() and len(part) < 19 and int(part) for part in text.split(",")):
-        told = f"network {spec!r}: found widths {text!r}"
-        raise ValueError(f"{told}; expected positive integers below 1e18")
+        message = f"network {spec!r}: found widths {text!r}"
+        raise ValueError(f"{message}; expected positive integers below 1e18")
     widths = tuple(int(part) for part in text.split(","))
     most = {"mlp": len(widths), "cnn-metavd": 1}.get(spec.partition(":")[0], 0)
     if len(widths) > most:

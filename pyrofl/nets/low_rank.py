@@ -47,9 +47,9 @@ class LowRank(nn.Module):
     @property
     def frozen(self) -> Tensor:
         """Return the layer's frozen weight, without the low-rank update: [out, in]."""
-        found = self._parameters[self.adapted]
-        assert found is not None
-        return found
+        parameters = self._parameters[self.adapted]
+        assert parameters is not None
+        return parameters
 
     @property
     def updated(self) -> Tensor:
@@ -136,8 +136,8 @@ def lora(
         >>> {name: tuple(shape) for name, shape in net.shapes.items() if name.startswith("2")}
         {'2.bias': (10,), '2.lora_A': (2, 100), '2.lora_B': (10, 2)}
     """
-    made = copy.deepcopy(module).requires_grad_(False)
-    found = {n: layer for n, layer in made.named_modules() if type(layer) in KINDS}
+    adapted = copy.deepcopy(module).requires_grad_(False)
+    found = {n: layer for n, layer in adapted.named_modules() if type(layer) in KINDS}
     frozen = {n: f"{n}.{KINDS[type(layer)].adapted}".lstrip(".") for n, layer in found.items()}
     chosen = {
         n: layer
@@ -166,7 +166,7 @@ def lora(
         adapter: Any = layer
         adapter.__class__ = KINDS[type(layer)]
         adapter.add_adapters(rank, 1.0 if alpha is None else alpha / rank)
-    every = dict(made.named_parameters())
+    every = dict(adapted.named_parameters())
     more = [n for n in every if matches(n, train)]
     if train and not more:
         raise ValueError(
@@ -175,4 +175,4 @@ def lora(
     for name in more:
         every[name].requires_grad_(True)
     # Where a method draws heads by a rule of its own, updates still start at zero.
-    return Network(made, head, pretrained=f"{train} *lora_B".strip())
+    return Network(adapted, head, pretrained=f"{train} *lora_B".strip())

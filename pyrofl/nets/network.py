@@ -105,11 +105,11 @@ class Network(Summarised):
 
     def select_params(self, patterns: str) -> dict[str, Size]:
         """Return shapes of the parameters with matching names; raise ValueError if none match."""
-        found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
-        if not found:
+        selected = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
+        if not selected:
             every = ", ".join(self.shapes)
             raise ValueError(f"no parameter matches {patterns!r}; expected some of {every}")
-        return found
+        return selected
 
     def fan_in(self, name: str) -> int:
         """Return the fan-in of a parameter's layer: the number of inputs of each of its outputs."""
@@ -150,8 +150,8 @@ class Network(Summarised):
         # Adapters of peft add zero at the start, which the rules of their layers would change.
         peft = tuple(f"{n}." for n, layer in modules if hasattr(layer, "adapter_layer_names"))
         for name, value in self.module.named_parameters():
-            kept = matches(name, self.keep) or name.startswith(peft)
-            if kept or not value.requires_grad:  # the rules draw whole layers
+            is_pretrained = matches(name, self.keep) or name.startswith(peft)
+            if is_pretrained or not value.requires_grad:  # the rules draw whole layers
                 own[name].detach().copy_(value)
         return fresh
 
@@ -228,14 +228,17 @@ class Network(Summarised):
         for name, shape in self.shapes.items():
             if name not in weights:
                 raise ValueError(f"weights lack {name!r}; found {', '.join(weights) or 'none'}")
-            found, own = tuple(weights[name].shape), tuple(shape)
-            front = found[: len(found) - len(own)]
+            shape_of_weights, own = tuple(weights[name].shape), tuple(shape)
+            front = shape_of_weights[: len(shape_of_weights) - len(own)]
             if draws is None and len(front) == 3:
                 draws = front[0]
             k = "K" if draws is None else draws
-            if front not in ((), (clients, 1), (k, clients, 1)) or found[len(front) :] != own:
+            if (
+                front not in ((), (clients, 1), (k, clients, 1))
+                or shape_of_weights[len(front) :] != own
+            ):
                 raise ValueError(
-                    f"{name} has shape {found}; expected {own}, {(clients, 1, *own)} or "
+                    f"{name} has shape {shape_of_weights}; expected {own}, {(clients, 1, *own)} or "
                     f"{(k, clients, 1, *own)} for {clients} clients"
                 )
             flat[name] = weights[name].squeeze(-len(own) - 1) if front else weights[name]
@@ -258,16 +261,16 @@ class Network(Summarised):
             for n, shape in self.shapes.items()
         }
         try:  # as in training, for two clients at once
-            made = self(weights, x.new_zeros(2, 1, *row))
+            output = self(weights, x.new_zeros(2, 1, *row))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ValueError(f"the network cannot take rows of shape {row}: {error}") from error
-        if not isinstance(made, Tensor):
-            kind = type(made).__name__
+        if not isinstance(output, Tensor):
+            kind = type(output).__name__
             raise ValueError(f"the network gives a {kind} for one row; expected a tensor")
-        found = tuple(made.shape[1:])
-        if found != (1, outputs):
-            told = f"the network gives outputs of shape {found} for one row"
-            raise ValueError(f"{told}; expected {(1, outputs)}")
+        output_shape = tuple(output.shape[1:])
+        if output_shape != (1, outputs):
+            message = f"the network gives outputs of shape {output_shape} for one row"
+            raise ValueError(f"{message}; expected {(1, outputs)}")
 
 
 CONVERSIONS[Network] = nn.Module, Network  # methods take modules as they are
@@ -291,8 +294,8 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
     if not whole or not input_shape or not all(isinstance(n, Integral) for n in input_shape):
         raise ValueError(f"input_shape is {input_shape!r}; expected whole numbers, such as (64,)")
     if not all(0 < n < MOST for n in (*input_shape, outputs)):
-        told = f"input_shape is {tuple(input_shape)} and outputs {outputs}"
-        raise ValueError(f"{told}; expected numbers from 1 to {MOST - 1}")
+        message = f"input_shape is {tuple(input_shape)} and outputs {outputs}"
+        raise ValueError(f"{message}; expected numbers from 1 to {MOST - 1}")
     return Network(module(spec, tuple(map(int, input_shape)), int(outputs)))
 
 
@@ -321,8 +324,8 @@ def with_noise(net: Network) -> Network:
     while name in layers:
         name += "_"
     start = module.start if isinstance(module, Chain) else None
-    made = Chain({**layers, name: Noise()}, start)
-    return Network(made, head, pretrained=net.keep)
+    chain = Chain({**layers, name: Noise()}, start)
+    return Network(chain, head, pretrained=net.keep)
 
 
 def _initialize(layer: nn.Module) -> None:

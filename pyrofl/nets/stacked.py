@@ -42,12 +42,14 @@ class Part(NamedTuple):
 
 def parts(module: nn.Module) -> list[Part]:
     """Return the layers of a sequential module in order; any other module counts as one layer."""
-    known = {id(p): n for n, p in module.named_parameters()}
-    found = []
+    names_by_id = {id(p): n for n, p in module.named_parameters()}
+    parts_of_module = []
     for layer in _layers(module):
-        own = {known[id(p)]: (n, p.dim()) for n, p in layer.named_parameters() if p.requires_grad}
-        found.append(Part(layer, own, _rule(layer)))
-    return _smaller_first(found)
+        own = {
+            names_by_id[id(p)]: (n, p.dim()) for n, p in layer.named_parameters() if p.requires_grad
+        }
+        parts_of_module.append(Part(layer, own, _rule(layer)))
+    return _smaller_first(parts_of_module)
 
 
 def _smaller_first(chain: list[Part]) -> list[Part]:
@@ -86,17 +88,17 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int =
     if len(x) <= few or axes > 1 or 0 in lead.values():
         return _run(chain, own, x, axes)
     parts = {m: v.split(few, lead[m] - 1) for m, v in own.items()}
-    found = [
+    outputs = [
         _run(chain, {m: v[i] for m, v in parts.items()}, some, axes)
         for i, some in enumerate(x.split(few))
     ]
-    return torch.cat(found, max(lead.values()) - 1)
+    return torch.cat(outputs, max(lead.values()) - 1)
 
 
 def _few(chain: list[Part], x: Tensor) -> int:
     """Return how many clients to process at a time: few for convolutions on a CPU, else all."""
-    known = (convolution, residual)
-    convolved = any(getattr(part.rule, "func", part.rule) in known for part in chain)
+    kinds = (convolution, residual)
+    convolved = any(getattr(part.rule, "func", part.rule) in kinds for part in chain)
     if not convolved or x.device.type != "cpu" or not x.numel():  # measured on CPUs only
         return len(x)
     return max(1, IMAGES * len(x) // (x.numel() * x.element_size()))
@@ -115,18 +117,18 @@ def _rule(layer: nn.Module) -> Rule:
     trains = {p.requires_grad for p in layer.parameters()}
     if trains == {False}:
         return constant
-    known = RULES.get(type(layer), anything)  # exact types: a subclass may compute something else
+    rule = RULES.get(type(layer), anything)  # exact types: a subclass may compute something else
     unusual = (
         hooked(layer)
         or len(trains) == 2
         or getattr(layer, "padding_mode", "zeros") != "zeros"
         or getattr(layer, "groups", 1) != 1
         or not getattr(layer, "affine", True)
-        or (known is flatten and not (layer.start_dim == 1 and layer.end_dim == -1))
+        or (rule is flatten and not (layer.start_dim == 1 and layer.end_dim == -1))
     )
     if type(layer) is Block and not unusual:
         return partial(residual, parts(layer.inner))
-    return anything if unusual else known
+    return anything if unusual else rule
 
 
 def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:

@@ -125,8 +125,8 @@ def explained(layer: nn.Module) -> Iterator[None]:
         ) from error
     except RuntimeError as error:
         for pattern, reason in REASONS.items():
-            if found := re.search(pattern, str(error)):
-                op = next((v for v in found.groups() if v), "")
+            if match := re.search(pattern, str(error)):
+                op = next((v for v in match.groups() if v), "")
                 raise ValueError(f"{_forward(layer)} {reason.format(op=op)}") from error
         raise
     finally:
@@ -145,13 +145,13 @@ def _forward(layer: nn.Module) -> str:
 
 def _attributes(layer: nn.Module) -> dict[str, tuple[nn.Module, dict[str, Any], dict[str, int]]]:
     """Return the attributes of all layers inside, with shallow copies of lists and dicts."""
-    found = {}
+    attributes = {}
     for name, part in layer.named_modules():
         held = {n: v for n, v in vars(part).items() if not n.startswith("_")}
         plain = {n: copy(v) if isinstance(v, list | dict) else v for n, v in held.items()}
         versions = {n: v._version for n, v in _own_tensors(part)}
-        found[name] = part, plain, versions
-    return found
+        attributes[name] = part, plain, versions
+    return attributes
 
 
 def _own_tensors(part: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -120,27 +120,31 @@ def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
 
 def checked_parts(partition: object, parts: Any, clients: int, rows: int) -> Parts:
     """Validate the row numbers that a user's partition function returned for each client."""
-    told = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
+    message = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
     if isinstance(parts, str | Mapping) or not hasattr(parts, "__len__") or len(parts) != clients:
         what = f"a {type(parts).__name__}"
         what += f" of {len(parts)}" if hasattr(parts, "__len__") else ""
         raise ValueError(
-            f"{told} returns {what}; expected row numbers of each of {clients} clients"
+            f"{message} returns {what}; expected row numbers of each of {clients} clients"
         )
-    made, owner = [], np.full(rows, -1)
+    checked, owner = [], np.full(rows, -1)
     for client, part in enumerate(parts):
-        where = f"{told}: client {client}"
-        found = np.asarray(part)
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            kind = f"{found.dtype} of shape {list(found.shape)}"
+        where = f"{message}: client {client}"
+        rows_of_client = np.asarray(part)
+        if rows_of_client.ndim != 1 or (
+            rows_of_client.size and rows_of_client.dtype.kind not in "iu"
+        ):
+            kind = f"{rows_of_client.dtype} of shape {list(rows_of_client.shape)}"
             raise ValueError(f"{where} gets {kind}; expected integer row numbers")
-        if not len(found):
+        if not len(rows_of_client):
             raise ValueError(f"{where} gets no row; expected at least one")
-        if (bad := found[(found < 0) | (found >= rows)]).size:
+        if (bad := rows_of_client[(rows_of_client < 0) | (rows_of_client >= rows)]).size:
             raise ValueError(f"{where} gets row {bad[0]}; expected 0 to {rows - 1}")
-        if (had := found[owner[found] >= 0]).size or len(np.unique(found)) < len(found):
+        if (had := rows_of_client[owner[rows_of_client] >= 0]).size or len(
+            np.unique(rows_of_client)
+        ) < len(rows_of_client):
             again = f"row {had[0]}, as client {owner[had[0]]}" if had.size else "a row twice"
             raise ValueError(f"{where} gets {again}; expected each row at most once")
-        owner[found] = client
-        made.append(found.astype(np.int64))
-    return made
+        owner[rows_of_client] = client
+        checked.append(rows_of_client.astype(np.int64))
+    return checked

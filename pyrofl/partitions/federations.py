@@ -124,8 +124,8 @@ def split(
     out = () if isinstance(held_out, int | Integral) else names_of("held_out", held_out)
     held_out = int(held_out) if isinstance(held_out, int | Integral) else len(out)
     if out and not groups:
-        told = f"held_out is {listed(out)}, and partition {partition} has no names"
-        raise ValueError(f"{told}; expected a number, or partition groups")
+        message = f"held_out is {listed(out)}, and partition {partition} has no names"
+        raise ValueError(f"{message}; expected a number, or partition groups")
     if groups:
         column = _column(dataset, options["column"])
         names, train = _by_group(dataset, column, clients, train_rows, held_out)
@@ -180,15 +180,15 @@ def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Ten
     The target itself keeps its unit: the likelihood reads its mean and scale.
     """
     names = names[: len(train)]
-    x, told = dataset.x, dict[str, Any]()
+    x, options = dataset.x, dict[str, Any]()
     if dataset.recipe is not None:
-        x, made, unseen = dataset.recipe.follow(dataset.x, train, names)
-        told = {"features": made.features, "preparation": made, "unseen": unseen}
+        x, preprocessor, unseen = dataset.recipe.follow(dataset.x, train, names)
+        options = {"features": preprocessor.features, "preparation": preprocessor, "unseen": unseen}
     if dataset.likelihood == LEARNED:
         y = dataset.y.double().numpy()
         sums = [told_of(y[rows]) for rows in train]
-        told["centre"], told["scale"] = reduce(add, sums).moments
-    return x, replace(dataset.source, **told) if dataset.source else None
+        options["centre"], options["scale"] = reduce(add, sums).moments
+    return x, replace(dataset.source, **options) if dataset.source else None
 
 
 def class_counts(federation: Federation, part: str = "train") -> Tensor:
@@ -213,8 +213,10 @@ def _withhold(dataset: Dataset, rows: Ints, amount: float, seed: int) -> tuple[I
             f"server_data is {amount}; expected a number of rows from 1 to {len(rows) - 1}, or a "
             f"share of the {len(rows)} training rows above 0 and below 1"
         )
-    kept, withheld = allocation.set_aside(_types(dataset)[rows], count, default_rng([seed, 2]))
-    return rows[kept], rows[withheld]
+    kept_places, withheld = allocation.set_aside(
+        _types(dataset)[rows], count, default_rng([seed, 2])
+    )
+    return rows[kept_places], rows[withheld]
 
 
 def _by_group(
@@ -242,8 +244,8 @@ def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
         known(name, names, "group to hold out:")
     if len(set(out)) == len(names):
         raise ValueError("held_out names all groups; expected at least one that trains")
-    kept = [j for j, name in enumerate(names) if name not in out]
-    return [*kept, *(list(names).index(name) for name in out)]
+    training = [j for j, name in enumerate(names) if name not in out]
+    return [*training, *(list(names).index(name) for name in out)]
 
 
 def _column(dataset: Dataset, column: str) -> str:

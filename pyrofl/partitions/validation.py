@@ -29,11 +29,11 @@ def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) ->
         raise ValueError(
             "no client has two training rows; expected one at least, to withhold a validation row"
         )
-    known = torch.cat([rows for both in parts for rows in both]).unique()
+    held_rows = torch.cat([rows for both in parts for rows in both]).unique()
     train, aside = zip(
-        *([torch.searchsorted(known, p) for p in both] for both in parts), strict=True
+        *([torch.searchsorted(held_rows, p) for p in both] for both in parts), strict=True
     )
-    here = known.to(data.device)
+    here = held_rows.to(data.device)
     return replace(
         data,
         x=data.x[here],
@@ -53,5 +53,5 @@ def _divided(
     y = data.y[rows.to(data.device)].cpu().numpy()
     kinds = y if data.classes else np.zeros(len(rows), dtype=np.int64)
     count = min(max(1, round(share * len(rows))), len(rows) - 1)
-    kept, aside = (torch.from_numpy(part) for part in set_aside(kinds, count, rng))
-    return rows[kept], rows[aside.sort().values]
+    kept_places, aside = (torch.from_numpy(part) for part in set_aside(kinds, count, rng))
+    return rows[kept_places], rows[aside.sort().values]

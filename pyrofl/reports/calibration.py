@@ -73,8 +73,8 @@ def summary(method: str) -> str:
     """
     parts = []
     for simulation, model in ((LINEAR, "linear model"), (NETWORKS, "networks")):
-        found = [one.percent for one in of_method(method, simulation)]
-        low, high = (min(found), max(found)) if found else (0, 0)
+        percentages = [one.percent for one in of_method(method, simulation)]
+        low, high = (min(percentages), max(percentages)) if percentages else (0, 0)
         several = f"{low} to {high}%" if low < high else f"{high}%"
-        parts += [f"{several} of truths ({model})"] if found else []
+        parts += [f"{several} of truths ({model})"] if percentages else []
     return f"95% intervals contain {', '.join(parts)}" if parts else ""

@@ -61,8 +61,8 @@ def size_of(names: Sequence[str], sizes: Sequence[int], data: str, rows: str = "
     """Return a sentence on the data: number of clients and rows, and where the rows are."""
     ends = " to ".join(f"{end:,}" for end in sorted({min(sizes), max(sizes)}))
     each = f" ({ends} each)" if len(sizes) > 1 else f" ({names[0]})"
-    told = f"{sum(sizes):,} {rows} at {len(sizes):,} client{'s' * (len(sizes) > 1)}{each}"
-    return f"{data.removeprefix('csv:')}: {told}" if data else told
+    size_text = f"{sum(sizes):,} {rows} at {len(sizes):,} client{'s' * (len(sizes) > 1)}{each}"
+    return f"{data.removeprefix('csv:')}: {size_text}" if data else size_text
 
 
 def how_well(methods: Sequence[str], target: str, clients: int) -> str:
@@ -90,13 +90,13 @@ def first_page(
         certain: sentences on the certainty of the results, besides convergence.
         problems: warnings.
     """
-    found, kinds = Section("Summary").table((), [*about]), {kind for _, kind, _ in statuses}
+    summary, kinds = Section("Summary").table((), [*about]), {kind for _, kind, _ in statuses}
     heading = "Result" if kinds == {"converged"} else "Preliminary result (see convergence below)"
-    found.list(heading, results or ["There is no result."])
+    summary.list(heading, results or ["There is no result."])
     if drawn:
-        found.figure(*drawn)
-    found.list("How certain is this?", [*converged(statuses), *certain])
-    return found.list("Warnings", problems or ["None."])
+        summary.figure(*drawn)
+    summary.list("How certain is this?", [*converged(statuses), *certain])
+    return summary.list("Warnings", problems or ["None."])
 
 
 def converged(statuses: Sequence[tuple[str, str, str]]) -> Iterator[str]:
@@ -108,16 +108,16 @@ def converged(statuses: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     for kind, some in parts.items():
         names = ", ".join(name for name, _ in some) if several else "The fit"
         verb = "have" if len(some) > 1 else "has"
-        told = "; ".join(f"{name}: {why}" if several else why for name, why in some)
+        reasons = "; ".join(f"{name}: {why}" if several else why for name, why in some)
         if kind == "converged":
             yield f"{names} {verb} converged: more rounds would change these numbers little."
         elif kind == "not converged":
             yield (
                 f"{names} {verb} not converged, and the numbers may still change. Fit for more "
-                f"rounds before you use them ({told})."
+                f"rounds before you use them ({reasons})."
             )
         else:
-            yield f"{names} failed ({kind}). Do not use the numbers ({told})."
+            yield f"{names} failed ({kind}). Do not use the numbers ({reasons})."
 
 
 def correction(corrected: str, k: float, ess: float) -> str:
@@ -156,17 +156,17 @@ def score_of(part: DataFrame, by: RowScore) -> Interval:
     if by == "accuracy":
         ends = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return Interval(float(values.mean()), float(ends.low), float(ends.high))
-    found = interval(values)
-    return Interval(-found.mean, -found.high, -found.low) if by in LOSSES else found
+    score = interval(values)
+    return Interval(-score.mean, -score.high, -score.low) if by in LOSSES else score
 
 
 def scores_by_client(part: DataFrame, sizes: dict[str, int], by: RowScore) -> list[ClientScore]:
     """Return the score of every client's test rows, the client with the fewest rows first."""
-    found = [
+    scores = [
         ClientScore(str(name), sizes.get(str(name), 0), len(own), score_of(own, by))
         for name, own in part.groupby("client")
     ]
-    return sorted(found, key=lambda one: (one.size, one.client))
+    return sorted(scores, key=lambda one: (one.size, one.client))
 
 
 def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: str) -> list[str]:
@@ -186,10 +186,10 @@ def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: st
     score = f"{number(times * whole.mean)}{unit}"
     over, ends = f"{len(part):,} {kind} rows", between(whole.low, whole.high, times, unit)
     if is_share:
-        found = [f"{whose} predicts {score} of {over} correctly ({ends})."]
+        sentences = [f"{whose} predicts {score} of {over} correctly ({ends})."]
     else:
-        found = [f"{KINDS[by]} of {whose} over {over}: {score} ({ends})."]
-    found[0] = found[0][0].upper() + found[0][1:]
+        sentences = [f"{KINDS[by]} of {whose} over {over}: {score} ({ends})."]
+    sentences[0] = sentences[0][0].upper() + sentences[0][1:]
     if len(each) > 1:
         order = sorted(each, key=lambda one: one.score.mean, reverse=by in LOSSES)
         told = (
@@ -197,10 +197,10 @@ def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: st
             f"{between(one.score.low, one.score.high, times, unit)})"
             for one in (order[0], order[-1])
         )
-        found.append(f"By client, it goes from {' to '.join(told)}.")
+        sentences.append(f"By client, it goes from {' to '.join(told)}.")
     if kind == "training":
-        found.append("There are no test rows: training rows give too good a score.")
-    return found
+        sentences.append("There are no test rows: training rows give too good a score.")
+    return sentences
 
 
 def score_table(
@@ -215,21 +215,21 @@ def score_table(
 
 def score_certainty(parts: Mapping[str, DataFrame]) -> list[str]:
     """Return sentences on the intervals of scores, and on the calibration: method -> its rows."""
-    found = [
+    sentences = [
         "Intervals account for the number of rows that were tested, not for other training data "
         "or another seed."
     ]
-    known = {name: _calibration_error(part) for name, part in parts.items() if classes_of(part)}
-    if known:
+    errors = {name: _calibration_error(part) for name, part in parts.items() if classes_of(part)}
+    if errors:
         told = ", ".join(
-            f"{100 * ece:.1f}{f' ({name})' if len(known) > 1 else ''}"
-            for name, ece in known.items()
+            f"{100 * ece:.1f}{f' ({name})' if len(errors) > 1 else ''}"
+            for name, ece in errors.items()
         )
-        found.append(
+        sentences.append(
             "The probability of the predicted class differs from the fraction of correct "
             f"predictions on average by {told} {POINTS}."
         )
-    return found + [told for name in parts if (told := coverage(name))]
+    return sentences + [told for name in parts if (told := coverage(name))]
 
 
 def _calibration_error(part: DataFrame) -> float:
@@ -240,18 +240,22 @@ def _calibration_error(part: DataFrame) -> float:
 
 def coverage(method: str) -> str:
     """Return a sentence on the measured coverage of a method's intervals; "" if not measured."""
-    told, low = [], 100
+    texts, low = [], 100
     for simulation, model in ((LINEAR, "a small linear model"), (NETWORKS, "networks")):
-        if found := [one.percent for one in of_method(method, simulation)]:
-            ends = f"{min(found)} to {max(found)}%" if len({*found}) > 1 else f"{found[0]}%"
-            told.append(f"{ends} ({model})")
-            low = min(low, *found)
-    if not told:
+        if percentages := [one.percent for one in of_method(method, simulation)]:
+            ends = (
+                f"{min(percentages)} to {max(percentages)}%"
+                if len({*percentages}) > 1
+                else f"{percentages[0]}%"
+            )
+            texts.append(f"{ends} ({model})")
+            low = min(low, *percentages)
+    if not texts:
         return ""
     more = "" if low >= CALIBRATED else ", so its posterior is too narrow"
     return (
         f"In simulations, 95% intervals of {method} contained the true parameter in "
-        f"{' and '.join(told)} of cases{more}."
+        f"{' and '.join(texts)} of cases{more}."
     )
 
 

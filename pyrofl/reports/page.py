@@ -100,7 +100,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 def write(path: Path, text: str) -> str:
     """Write a page to a file, and return a line about it for the user."""
-    told = partial("{} cannot be written: {}".format, path)
-    with ending(told), replacing(path) as temporary:
+    message = partial("{} cannot be written: {}".format, path)
+    with ending(message), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return f"{path} is one file of {len(text) / 1e6:.1f} MB; it opens without a network"

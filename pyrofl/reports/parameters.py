@@ -203,17 +203,21 @@ def results(run: Run, own: Estimates) -> list[str]:
     if not is_regression(run):
         return _parameters(own)
     method: Any = run.method
-    found = [*_terms(run, own)]
+    sentences = [*_terms(run, own)]
     at = f"on the scale of the link {method.link}" if method.link != "identity" else ""
     for name, row in own.table[own.table.index.str.startswith("sd_")][:SHOWN].iterrows():
         level = str(name).removeprefix("sd_")
         text = f"The standard deviation between levels of {level} is {number(row['median'])}"
-        found.append(" ".join(f"{text} ({between(*row[ENDS])}) {at}".split()) + ".")
+        sentences.append(" ".join(f"{text} ({between(*row[ENDS])}) {at}".split()) + ".")
     if method.design.terms:
-        found.append("An effect compares rows that are equal in all other columns of the formula.")
+        sentences.append(
+            "An effect compares rows that are equal in all other columns of the formula."
+        )
     if any(":" in term for term in method.design.terms):
-        found.append("A column with interactions: its effect alone is that at 0, or the reference.")
-    return found
+        sentences.append(
+            "A column with interactions: its effect alone is that at 0, or the reference."
+        )
+    return sentences
 
 
 def _terms(run: Run, own: Estimates) -> Iterator[str]:
@@ -232,14 +236,14 @@ def _terms(run: Run, own: Estimates) -> Iterator[str]:
         versus = f" = {answer[:-1]} against {method.design.answers[0]}" if answer else ""
         what = f"the {kind} of {response}{versus}"
         low, high, middle = row["2.5%"], row["97.5%"], row["median"]
-        told = f"({between(low, high)})"
+        range_text = f"({between(low, high)})"
         how = (
-            f"by a factor of {number(middle)} {told}"
+            f"by a factor of {number(middle)} {range_text}"
             if ratio
-            else f"by {number(abs(middle))} {told}"
+            else f"by {number(abs(middle))} {range_text}"
         )
         if low <= nothing <= high:
-            size = f"{'factor' if ratio else 'change'} {number(middle)} {told}"
+            size = f"{'factor' if ratio else 'change'} {number(middle)} {range_text}"
             up = f", probability of an increase {row['p_above_1']:.0%}" if ratio else ""
             yield f"Whether {_subject(method, term)} changes {what} is uncertain: {size}{up}."
             continue
@@ -265,14 +269,14 @@ def _subject(method: Any, term: str) -> str:
 
 def _parameters(own: Estimates) -> list[str]:
     """Return sentences on shared parameters, and on the range over clients of the others."""
-    posterior, found = own.found["posterior"], list[str]()
+    posterior, sentences = own.found["posterior"], list[str]()
     for name in own.names:
         value, labels = posterior[name], own.table.index
         rows = own.table[(labels == name) | labels.str.startswith(f"{name}[")]
         if "client" not in value.dims:
-            for label, row in rows[: SHOWN + 1 - len(found)].iterrows():
+            for label, row in rows[: SHOWN + 1 - len(sentences)].iterrows():
                 text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
-                found.append(text)
+                sentences.append(text)
         elif value.dims == (*SAMPLES, "client") and len(rows) > 1:
             ends = (rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()])
             told = (
@@ -280,8 +284,8 @@ def _parameters(own: Estimates) -> list[str]:
                 f"({between(*row[ENDS])})"
                 for row in ends
             )
-            found.append(f"{name} goes from {' to '.join(told)}.")
-    return found[: 2 * SHOWN]
+            sentences.append(f"{name} goes from {' to '.join(told)}.")
+    return sentences[: 2 * SHOWN]
 
 
 def sections(
@@ -320,7 +324,7 @@ def sections(
     )
     if run.privacy:
         about.append(("Privacy", str(run.privacy)))
-    certain, found = list[str](), list[Section]()
+    certain, certain_sections = list[str](), list[Section]()
     if own is not None:
         stats = own.found.get("sample_stats", {})
         worst = [
@@ -328,7 +332,7 @@ def sections(
             for n, of in (("pareto_k", np.max), ("importance_ess", np.min))
         ]
         certain.append(correction(own.table.attrs["corrected"], *worst))
-        found = [_estimates(own)]
+        certain_sections = [_estimates(own)]
     first = [(figure, text) for _, text, figure in drawn[:1]]
     words = results(run, own) if own else []
     statuses = [("", run.status.kind, run.status.why)]
@@ -341,9 +345,9 @@ def sections(
             section = Section(title)
             for _, text, figure in of_kind:
                 section.figure(figure, text)
-            found.append(section)
-    found += [clients, *([model] if model.parts else []), costs(run)]
-    return [page, *found]
+            certain_sections.append(section)
+    certain_sections += [clients, *([model] if model.parts else []), costs(run)]
+    return [page, *certain_sections]
 
 
 def _families() -> Any:

@@ -75,7 +75,7 @@ def report(
     page("", [])
     problems = run.warnings
     if isinstance(run.method.model, Supervised):
-        title, found = _of_network(run, data, problems)
+        title, sections = _of_network(run, data, problems)
     else:
         own = None
         if run.status.kind != "diverged":
@@ -84,11 +84,11 @@ def report(
                 posterior = run.to_arviz(draws, progress=False)
                 own = parameters.estimates(run, posterior, var_names)
             problems += [str(one.message) for one in caught if one.category is UserWarning]
-        made = parameters.drawings(run, own) if own else ()
-        drawn = [(name, text, make()) for name, text, make in made]
+        drawings = parameters.drawings(run, own) if own else ()
+        drawn = [(name, text, make()) for name, text, make in drawings]
         title = parameters.question(run)
-        found = parameters.sections(run, own, drawn, problems, data)
-    write(path, page(question or title, found))
+        sections = parameters.sections(run, own, drawn, problems, data)
+    write(path, page(question or title, sections))
     return path
 
 
@@ -109,7 +109,9 @@ def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list
     sizes = dict(zip(names, run.data.sizes[: run.data.clients].tolist(), strict=True))
     method = run.method.name or "the method"
     table = rows.of_model(rows.of_run(run.data, scores), (method, *main))
-    told = words.score_sentences(table, sizes, f"the {main[0]} model of {method}", scores[0].part)
+    sentences = words.score_sentences(
+        table, sizes, f"the {main[0]} model of {method}", scores[0].part
+    )
     statuses = [(method, run.status.kind, run.status.why)]
     certain = words.score_certainty({method: table})
     about = [
@@ -123,7 +125,7 @@ def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list
     else:
         bins = {f"{main[0]} model": run.calibration(model=main[0], part=scores[0].part)}
         drawn = figures.reliability(bins), "Fraction of correct predictions by stated probability."
-    first = words.first_page(about, told, drawn, statuses, certain, problems)
+    first = words.first_page(about, sentences, drawn, statuses, certain, problems)
     clients = Section("Clients").table(*words.score_table(table, sizes))
     every = Section("Scores").table(
         ("model", "adaptation", "population", "score", "mean of clients"),

@@ -51,14 +51,14 @@ UNITS: dict[RowScore, tuple[float, str]] = {
 def benefit(args: Namespace) -> None:
     """Compare federated models with each client's local model; write a table and a figure."""
     folder = Path(args.folder)
-    made = runs(folder)
-    refuse_study(folder, made)
+    saved_runs = runs(folder)
+    refuse_study(folder, saved_runs)
     with locked(folder):
         subfolder((folder / FIGURE).parent)
-        found = compare_with_local(folder, made, args.by)
+        answer = compare_with_local(folder, saved_runs, args.by)
         with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
-            write(folder, found)
-    show("\n\n".join(found.told()), f"{folder} holds {FILE} and {FIGURE}")
+            write(folder, answer)
+    show("\n\n".join(answer.told()), f"{folder} holds {FILE} and {FIGURE}")
 
 
 def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
@@ -145,7 +145,7 @@ class Answer:
             f" This may change, as {lack}: train with more rounds." if lack else ""
             for lack in lacks
         ]
-        return [f"{told}{end}" for told, end in zip(self.results, more, strict=True)]
+        return [f"{sentence}{end}" for sentence, end in zip(self.results, more, strict=True)]
 
     @property
     def results(self) -> list[str]:
@@ -178,8 +178,8 @@ class Answer:
         return f"{self._number(of.low)} to {self._number(of.high)}"
 
     def _number(self, value: float, sign: str = "") -> str:
-        told = f"{UNITS[self.by][0] * value:{sign}.{1 if self.by == 'accuracy' else 3}f}"
-        return told.replace("nan", "unknown")
+        number = f"{UNITS[self.by][0] * value:{sign}.{1 if self.by == 'accuracy' else 3}f}"
+        return number.replace("nan", "unknown")
 
 
 def _marked(text: str, count: int) -> str:
@@ -192,7 +192,7 @@ def compare_with_local(folder: Path, made: Sequence[SavedRun], by: RowScore | No
     pairs = paired(folder, made)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = chosen(tables[pairs[0][0].path], by)
-    found, predicted = [], dict[str, list[Any]]()
+    results, predicted = [], dict[str, list[Any]]()
     owns = list(dict.fromkeys(own.path for own, _ in pairs))
     own_model = models(pairs[0][0], tables[owns[0]])[-1]
     predicted["own models"] = [of_model(tables[path], own_model) for path in owns]
@@ -201,10 +201,10 @@ def compare_with_local(folder: Path, made: Sequence[SavedRun], by: RowScore | No
         for model in models(of[0][1], tables[of[0][1].path]):
             one = compare_models(joined(of, model, tables, score), model, score, of)
             predicted[one.name] = [of_model(tables[its.path], model) for _, its in of]
-            found.append(one)
+            results.append(one)
     each = {name: calibration(some) for name, some in predicted.items()}
-    known = {name: one for name, one in each.items() if one}
-    return Answer(score, found, known, list(notes(made, pairs, found, bool(known))))
+    with_draws = {name: one for name, one in each.items() if one}
+    return Answer(score, results, with_draws, list(notes(made, pairs, results, bool(with_draws))))
 
 
 def notes(

@@ -25,7 +25,7 @@ def measure(args: Namespace) -> None:
     with threads(1), locked(folder):
         subfolder((folder / FIGURE).parent)
         run = load(folder, method=method_of(folder, args.net), data=test_rows_of(folder))
-        found = conformal(
+        sets = conformal(
             run,
             args.alpha,
             share=args.calibration_fraction,
@@ -34,7 +34,7 @@ def measure(args: Namespace) -> None:
             draws=args.draws,
         )
         with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
-            columns = tuple(found.rows[0])
-            run_folder.write_csv(folder / FILE, columns, [tuple(r.values()) for r in found.rows])
-            figures.save(figures.coverage_by_client(found.frame()), folder / FIGURE)
-    show(f"{found}\n\n{folder} holds {FILE} and {FIGURE}")
+            columns = tuple(sets.rows[0])
+            run_folder.write_csv(folder / FILE, columns, [tuple(r.values()) for r in sets.rows])
+            figures.save(figures.coverage_by_client(sets.frame()), folder / FIGURE)
+    show(f"{sets}\n\n{folder} holds {FILE} and {FIGURE}")

@@ -58,21 +58,22 @@ def wrong_answers() -> Mapping[str, Mapping[int, list[WrongAnswer]]]:
     text = (sources() / "course" / "wrong_answers.yaml").read_text("utf-8")
     return {
         lesson: {
-            number: [WrongAnswer(**one) for one in answers] for number, answers in found.items()
+            number: [WrongAnswer(**one) for one in answers]
+            for number, answers in wrong_answers_of.items()
         }
-        for lesson, found in yaml.safe_load(text).items()
+        for lesson, wrong_answers_of in yaml.safe_load(text).items()
     }
 
 
 def course(args: Namespace) -> None:
     """Write a course into a folder, in the layout of nbgrader."""
-    found = dict(contents(args.figures))
+    files = dict(contents(args.figures))
     out = run_folder.prepare(Path(args.out))
-    for name, text in found.items():
+    for name, text in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    graded = sum(name.startswith("release/") for name in found)
+    graded = sum(name.startswith("release/") for name in files)
     show(
         f"{out}: {graded} lessons for students in release/, with solutions in source/; slides/, "
         "project/, exam/; begin with README.md, which is for teachers"
@@ -87,8 +88,8 @@ def contents(with_figures: bool = False) -> Iterator[tuple[str, str]]:
         try:
             lesson_figures.run_cells(notebook)
         except Exception as error:  # of any code of the lesson
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
-            warn(f"slides/{name}.html lacks figures, as the lesson fails: {told}", stacklevel=2)
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            warn(f"slides/{name}.html lacks figures, as the lesson fails: {reason}", stacklevel=2)
     for path in lessons():
         for folder, teacher in (("source", True), ("release", False)):
             text = notebooks.write(notebooks.of_course(path, teacher))

@@ -62,21 +62,21 @@ def compare(experiment: Experiment) -> None:
     experiment = resolve(replace(experiment, out=experiment.out or "runs/compare"))
     folder = Path(str(experiment.out))
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
-    asked = preflight(jobs(experiment, seeds, folder))
-    searches = tune.searches(experiment, asked)
+    selected = preflight(jobs(experiment, seeds, folder))
+    searches = tune.searches(experiment, selected)
     left = rf"compare\.csv|benefit\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
-    drawn, paths = folder / "figures", [job.path for job in asked]
+    drawn, paths = folder / "figures", [job.path for job in selected]
     with run_folder.only_if_done(folder, drawn, *paths), ExitStack() as held:
         run_folder.prepare(folder, experiment.overwrite, left if experiment.resume else "")
         refuse_link(drawn)
         run_folder.prepare(drawn, overwrite=True)
-        held.enter_context(opened(asked, folder))
+        held.enter_context(opened(selected, folder))
         if searches:
             words, chosen = tune.all_done(searches)
             experiment = replace(experiment, settings=(*experiment.settings, *words))
-            asked = preflight(jobs(experiment, seeds, folder))
-            asked = [replace(job, tuned=chosen[job.name]) for job in asked]
-        fit_all(experiment, asked, folder)
+            selected = preflight(jobs(experiment, seeds, folder))
+            selected = [replace(job, tuned=chosen[job.name]) for job in selected]
+        fit_all(experiment, selected, folder)
 
 
 def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
@@ -107,19 +107,21 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
             lacking += lack
         keeper.last = None  # what clients keep may be large
     if finals:
-        kept = f"{folder} holds their checkpoints, continue with --resume"
-        with ending(lambda what: f"after all runs: {what}; {kept}"):
+        checkpoints = f"{folder} holds their checkpoints, continue with --resume"
+        with ending(lambda what: f"after all runs: {what}; {checkpoints}"):
             lacking += write_comparison(folder, finals, history, results.main_metric(scores))
         show(compare_table(finals, open_runs), f"{folder} holds all results")
-    told = f"{len(lost)} of {len(asked)} runs diverged or aggregated no update: {'; '.join(lost)}"
+    message = (
+        f"{len(lost)} of {len(asked)} runs diverged or aggregated no update: {'; '.join(lost)}"
+    )
     if failed:
-        also = f"; {told}" if lost else ""
-        told = f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{also}"
-        raise Stopped(told, FAILED)
+        also = f"; {message}" if lost else ""
+        message = f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{also}"
+        raise Stopped(message, FAILED)
     for keeper in () if experiment.checkpoint_every else keepers:
         keeper.path.unlink(missing_ok=True)
     if lost:
-        raise Stopped(told, UNLEARNED)
+        raise Stopped(message, UNLEARNED)
     results.figures_lack(folder, lacking)
     say(experiment, f"{folder} holds compare.csv, figures and a folder for each method and seed")
 
@@ -184,8 +186,8 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
-        told = f"rejected in {times} of {done.state.number} rounds; expected {kind}"
-        say(experiment, f"{client}: {told}")
+        rejection = f"rejected in {times} of {done.state.number} rounds; expected {kind}"
+        say(experiment, f"{client}: {rejection}")
     return done, scores, lacking
 
 

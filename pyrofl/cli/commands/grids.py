@@ -25,7 +25,7 @@ def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]
     >>> asked("fedavg", ["lr=0.1,0.3", "fine_tune=0,5"], [])[1]
     {'lr': '0.1', 'fine_tune': '5'}
     """
-    own, found = arguments(builds()[method]), dict[str, list[str]]()
+    own, values_by_name = arguments(builds()[method]), dict[str, list[str]]()
     for word in over:
         name, equals, text = word.partition("=")
         if not equals:
@@ -34,12 +34,14 @@ def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]
         values = text.split(",")
         for value in values:
             parse(value, own[name], f"--over {name}")
-        if name in found or len(set(values)) < len(values):
+        if name in values_by_name or len(set(values)) < len(values):
             raise ValueError(f"--over {word!r}: expected every name once, and no two values alike")
-        found[name] = values
-    if twice := sorted(found.keys() & {word.partition("=")[0] for word in reaching(fixed, method)}):
+        values_by_name[name] = values
+    if twice := sorted(
+        values_by_name.keys() & {word.partition("=")[0] for word in reaching(fixed, method)}
+    ):
         raise ValueError(f"{twice[0]} is given by --set and by --over; expected one of them")
-    return _product(found)
+    return _product(values_by_name)
 
 
 def own(
@@ -48,8 +50,8 @@ def own(
     """Return the method's default tuning grid in random order, with the default settings first."""
     module = import_module(f"pyrofl.models.{method}")
     values: Mapping[str, Sequence[Any]] = getattr(module, "TUNE_OVER", {})
-    given = {word.partition("=")[0] for word in reaching(fixed, method)}
-    every = _product({n: [*map(as_text, v)] for n, v in values.items() if n not in given})
+    given_names = {word.partition("=")[0] for word in reaching(fixed, method)}
+    every = _product({n: [*map(as_text, v)] for n, v in values.items() if n not in given_names})
     usual = _parts(build())
     first = next((one for one in every if _parts(build(**one)) == usual), {})
     return [first, *Random(seed).sample(every, len(every))]
@@ -74,19 +76,19 @@ def chosen(
         some = every if count == len(every) else Random(seed).sample(every, len(every))
     else:
         count, some = TRIALS if trials is None else trials, own(method, build, fixed, seed)
-    found = list(islice(_different(some, build), count))
-    if len(found) < count:
+    settings = list(islice(_different(some, build), count))
+    if len(settings) < count:
         cure = "" if over else ", or more of them by pyrofl tune --over NAME=VALUE,VALUE"
-        told = f"--trials is {count}, and of {method} there are {len(found)} to try"
-        raise ValueError(f"{told}; expected at most so many{cure}")
-    return found
+        message = f"--trials is {count}, and of {method} there are {len(settings)} to try"
+        raise ValueError(f"{message}; expected at most so many{cure}")
+    return settings
 
 
 def _different(some: Sequence[Words], build: Callable[..., Scheduled]) -> Iterator[Words]:
     seen: list[dict[str, str]] = []
     for setting in some:
-        if (made := _parts(build(**setting))) not in seen:
-            seen.append(made)
+        if (parts := _parts(build(**setting))) not in seen:
+            seen.append(parts)
             yield setting
 
 

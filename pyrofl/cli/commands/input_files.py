@@ -42,17 +42,17 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
     inputs = [(f"--{flag} reads", file) for flag, file in input_files(given)]
     if run is not None:
         inputs += [("the run was fitted to", file) for _, file in input_files(_options(run))]
-    for told, file in inputs:
+    for name, file in inputs:
         if set(_both(file)) & set(_both(path)) or _same(file, path):
-            told += f" {file}, which --out {path} would replace"
-            raise ValueError(f"{told}; expected another file")
+            name += f" {file}, which --out {path} would replace"
+            raise ValueError(f"{name}; expected another file")
 
 
 def _options(run: str | Path) -> object:
     """Return the command-line options recorded in a run's folder, or None if none are recorded."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
-        return Experiment.of(told["experiment"])
+        facts = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
+        return Experiment.of(facts["experiment"])
     return None
 
 

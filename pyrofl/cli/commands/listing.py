@@ -26,7 +26,7 @@ def list_all(args: Namespace) -> None:
     width = max(map(len, (*LISTED, "settings")))
     wrapped = TextWrapper(100, subsequent_indent=" " * (width + 4))
     wrapped.break_long_words = wrapped.break_on_hyphens = False
-    lines = [f"  {name:<{width}}  {', '.join(found)}" for name, found in sections().items()]
+    lines = [f"  {name:<{width}}  {', '.join(names)}" for name, names in sections().items()]
     lines.append(f"  {'settings':<{width}}  of methods, for --set NAME=VALUE")
     end = "pyrofl list SECTION describes them, pyrofl explain METHOD describes one method."
     show("\n".join([*map(wrapped.fill, lines), "", end]))
@@ -38,8 +38,8 @@ def sections() -> dict[str, Mapping[str, str]]:
     methods = {
         name: "\n".join(filter(None, (about, summary(name)))) for name, about in summaries().items()
     }
-    found = (methods, DATASETS, partitions, TEST_POLICIES, NETWORKS)
-    return dict(zip(LISTED, (*found, LIKELIHOODS), strict=True))
+    choices = (methods, DATASETS, partitions, TEST_POLICIES, NETWORKS)
+    return dict(zip(LISTED, (*choices, LIKELIHOODS), strict=True))
 
 
 def entries(lines: Mapping[str, str]) -> str:

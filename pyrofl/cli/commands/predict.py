@@ -43,9 +43,9 @@ def predict(args: Namespace) -> None:
     """Predict the rows of a table with a saved run, and write the predictions to a table."""
     whose = [name for name in WHOSE if getattr(args, name)]
     if len(whose) != 1:
-        told = " and ".join(f"--{name.replace('_', '-')}" for name in whose) or "none of them"
+        text = " and ".join(f"--{name.replace('_', '-')}" for name in whose) or "none of them"
         raise ValueError(
-            f"found {told}; expected --client NAME, --client-column COLUMN or --new-client"
+            f"found {text}; expected --client NAME, --client-column COLUMN or --new-client"
         )
     if args.own_rows and not args.new_client:
         raise ValueError("--own-rows is for a client that was never seen; expected --new-client")
@@ -62,10 +62,10 @@ def predict(args: Namespace) -> None:
             run = load(args.folder, method=method, data=rows_of(Path(args.folder)))
         table = table_of(args.data)
         owners = whose_rows(table, run, args)
-        found = ask(run, table, owners, args)
-    save_predictions(path, owners, found)
-    told = "\n".join(dict.fromkeys(one.about for one in found.values()))
-    show(f"{columns_told(table, run, args)}\n{told}\n{path} holds {len(owners)} predictions")
+        predictions = ask(run, table, owners, args)
+    save_predictions(path, owners, predictions)
+    text = "\n".join(dict.fromkeys(one.about for one in predictions.values()))
+    show(f"{columns_told(table, run, args)}\n{text}\n{path} holds {len(owners)} predictions")
 
 
 def refuse_no_run(folder: Path) -> None:
@@ -89,8 +89,8 @@ def refuse_no_run(folder: Path) -> None:
 
 def table_of(path: str) -> dict[str, Column]:
     """Read a table's columns by name; with several files, add a column of file names."""
-    found = load_table(path)
-    return found.columns | ({SITE: found.site} if found.site else {})
+    table = load_table(path)
+    return table.columns | ({SITE: table.site} if table.site else {})
 
 
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
@@ -99,27 +99,27 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
     The user's file is run only if it is named again: a folder may come from another person.
     """
     path = folder / "run.json"
-    was, told = "none", run_json.read(path) if os.path.lexists(path) else {}
+    was, facts = "none", run_json.read(path) if os.path.lexists(path) else {}
     with suppress(KeyError, TypeError):  # the checkpoint says what is wrong
-        was = str(told["experiment"]["net"])
+        was = str(facts["experiment"]["net"])
     own = was.rpartition(":")[0].endswith(".py")
     if not own and not spec:
         return None
     if not own or not spec:
-        found = f"--net is {spec!r}" if spec else f"{folder} has a network of your own"
+        network_text = f"--net is {spec!r}" if spec else f"{folder} has a network of your own"
         needed = f"--net {was}, which is code and is run" if own else "no --net"
-        raise ValueError(f"{found}, and the run was of --net {was}; expected {needed}")
+        raise ValueError(f"{network_text}, and the run was of --net {was}; expected {needed}")
     try:
-        experiment, about = Experiment.of(told["experiment"]), told["data"]
+        experiment, about = Experiment.of(facts["experiment"]), facts["data"]
         data = hidden(checkpoint_file.read_any(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
         net = network_for(spec, data, about["likelihood"])
-        seeds = Seeds(**{name: told["seeds"][name] for name in vars(Seeds())})
-        split_seed, likelihood = told["seeds"]["split"], about["likelihood"]
-        task = Task(told["seed"], split_seed, seeds, data, net, likelihood)
+        seeds = Seeds(**{name: facts["seeds"][name] for name in vars(Seeds())})
+        split_seed, likelihood = facts["seeds"]["split"], about["likelihood"]
+        task = Task(facts["seed"], split_seed, seeds, data, net, likelihood)
         (name,) = experiment.methods
-        made = methods([name], experiment.settings, task, experiment.rounds)[name]
+        method = methods([name], experiment.settings, task, experiment.rounds)[name]
         draw = participation(experiment.participation, data.clients)
-        return with_privacy(made, privacy(experiment.privacy), data.clients, draw)
+        return with_privacy(method, privacy(experiment.privacy), data.clients, draw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no file of a run: {error!r}; expected its folder") from error
 
@@ -127,8 +127,8 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 def adapts(run: Run, args: Namespace) -> bool:
     """Return whether predictions need the client's training rows, because its model is adapted."""
     view, adaptation = default_model(run.method)
-    asked = args.model in (None, view) and not args.unadapted
-    return asked and adaptation != "none" and not args.new_client
+    is_requested = args.model in (None, view) and not args.unadapted
+    return is_requested and adaptation != "none" and not args.new_client
 
 
 ADAPTS = "holds a method that adapts to training rows"
@@ -141,9 +141,9 @@ def rows_of(
 ) -> Federation:
     """Rebuild the federation that a saved command-line run was fitted to, from its run.json."""
     path = folder / "run.json"
-    told = run_json.read(path) if os.path.lexists(path) else {}
+    facts = run_json.read(path) if os.path.lexists(path) else {}
     try:
-        experiment, seed = Experiment.of(told["experiment"]), int(told["seed"])
+        experiment, seed = Experiment.of(facts["experiment"]), int(facts["seed"])
         if ".py:" in str(experiment.partition):
             raise ValueError(f"its partition is code, {experiment.partition}")
         return split(resolve(experiment), seed)[1]
@@ -216,8 +216,10 @@ def ask(
         # `inputs` has warned of them already.
         filterwarnings("ignore", ".* standard deviations from its mean", UserWarning)
         if args.alpha:
-            made = conformal(run, args.alpha, share=1.0, **how)
-            return {owner: made.predict(x[mine], owner, own) for owner, mine in each.items()}
+            conformal_sets = conformal(run, args.alpha, share=1.0, **how)
+            return {
+                owner: conformal_sets.predict(x[mine], owner, own) for owner, mine in each.items()
+            }
         return {owner: run.predict(x[mine], owner, own, **how) for owner, mine in each.items()}
 
 
@@ -257,8 +259,8 @@ def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
     """Return a note on the columns of the input table that were reordered or are not used."""
     columns = run.data.source.columns if run.data.source else ()
     there = [name for name in table if name in columns]
-    told = f"{args.data}: {len(columns)} columns as in training"
+    message = f"{args.data}: {len(columns)} columns as in training"
     if there != list(columns):
-        told += ", brought into their order by name"
+        message += ", brought into their order by name"
     other = [name for name in table if name not in (*columns, args.client_column)]
-    return told + (f"; not used: {listed(other)}" if other else "")
+    return message + (f"; not used: {listed(other)}" if other else "")

@@ -89,31 +89,31 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
     """Return labels of the input and output axes of a built-in network: axis -> labels."""
-    data, net, found = task.data, task.net, {}
+    data, net, labels = task.data, task.net, {}
     first, *_, last = (*net.shapes, *net.shapes)
     classes, features = data.classes, data.source.features if data.source else ()
     if spec.partition(":")[0] not in NETWORKS or spec == "mean":
         return {}
     if classes and net.shapes[last][0] == len(classes):
-        found[net.dims(last)[0]] = classes
+        labels[net.dims(last)[0]] = classes
     if data.x.dim() == 2 and net.shapes[first][-1] == len(features):
-        found[net.dims(first)[-1]] = features
-    return found
+        labels[net.dims(first)[-1]] = features
+    return labels
 
 
 def _find_room(job: Job) -> None:
     """Raise an error if the requested posterior draws do not fit in memory."""
     experiment, task = job.experiment, job.task
-    asked = [("--draws", experiment.draws or 0, 1)]
-    asked += [("--posterior-draws", experiment.posterior_draws, task.data.clients)]
-    if max(draws for _, draws, _ in asked) < 1000:
+    requested = [("--draws", experiment.draws or 0, 1)]
+    requested += [("--posterior-draws", experiment.posterior_draws, task.data.clients)]
+    if max(draws for _, draws, _ in requested) < 1000:
         return  # as many as people ask for
     method = by_round(job.method)(0)
     state = first(method, task.data, task.seeds)
     ids = torch.zeros(1, dtype=torch.long)
     one = posterior(method, task.data, state, 1, ids=ids, model=method.main_view)
     size = sum(value.numel() for value in one.values())
-    for flag, draws, clients in asked:
+    for flag, draws, clients in requested:
         try:
             torch.empty(draws * clients * size)
         except (RuntimeError, TypeError, OverflowError) as error:

@@ -32,8 +32,8 @@ ESTIMATES, RATIOS, POSTERIOR = "estimates.csv", "ratios.csv", "posterior.nc"
 
 def regress(args: Namespace) -> None:
     """Fit a regression to tables of clients; print estimates, and write a folder with a page."""
-    given: Any = vars(args) | {"rounds": args.rounds or 0, "methods": ()}
-    experiment = RegressionExperiment.of(Namespace(**given))
+    options: Any = vars(args) | {"rounds": args.rounds or 0, "methods": ()}
+    experiment = RegressionExperiment.of(Namespace(**options))
     folder = Path(experiment.out or f"runs/regression-{experiment.seed}")
     problems: list[str] = []
     with _told(problems):
@@ -91,22 +91,22 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
         run_json.write(folder, facts, ())
         raise Stopped(f"{folder} holds what there is of a run: {run.status}", UNLEARNED)
     with ending(lambda what: f"the results cannot be written to {folder}: {what}"):
-        found = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
-        own = parameters.estimates(run, found)
+        posterior = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
+        own = parameters.estimates(run, posterior)
         _csv(folder / ESTIMATES, "parameter", own.table)
         if own.ratios is not None:
             _csv(folder / RATIOS, str(own.ratios.index.name), own.ratios)
-        export.save(found, folder / POSTERIOR)
+        export.save(posterior, folder / POSTERIOR)
         saving.save(run, folder / run_folder.CHECKPOINT)
         run_json.write(folder, facts, (ESTIMATES, RATIOS, POSTERIOR))
-        made = list(parameters.drawings(run, own))
-        lacking = results.drawn(folder, [(name, make) for name, _, make in made])
+        drawings = list(parameters.drawings(run, own))
+        lacking = results.drawn(folder, [(name, make) for name, _, make in drawings])
     problems += [text for text in run.warnings if text not in problems]
-    drawn = [(name, text, folder / f"figures/{name}.png") for name, text, _ in made]
+    drawn = [(name, text, folder / f"figures/{name}.png") for name, text, _ in drawings]
     drawn = [one for one in drawn if one[2].is_file()]
-    told = parameters.sections(run, own, drawn, problems, experiment.data)
+    sections_of_page = parameters.sections(run, own, drawn, problems, experiment.data)
     title = experiment.question or parameters.question(run)
-    end = write(folder / results.PAGE, page(title, told))
+    end = write(folder / results.PAGE, page(title, sections_of_page))
     parts = [_text("parameter", own.table.iloc[:, [0, 1, 3, 4]])]
     parts += [] if own.ratios is None else [_text(str(own.ratios.index.name), own.ratios)]
     show("\n\n".join([*parts, str(run.status)]), f"{folder} holds all results")

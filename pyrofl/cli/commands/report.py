@@ -37,15 +37,15 @@ from pyrofl.reports.page import Section, page, write
 def report(args: Namespace) -> None:
     """Write an HTML report, report.html, about a saved run or comparison into its folder."""
     folder = Path(args.folder)
-    made = runs(folder)
-    if "formula" in made[0].facts["experiment"]:
+    saved_runs = runs(folder)
+    if "formula" in saved_runs[0].facts["experiment"]:
         raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
-    for one in made:
+    for one in saved_runs:
         _refuse_facts(one)
     with locked(folder):
         refuse_link((folder / benefit.FIGURE).parent)
-        told = write(folder / PAGE, html(folder, made, args.question))
-    show(told)
+        location = write(folder / PAGE, html(folder, saved_runs, args.question))
+    show(location)
 
 
 def _refuse_facts(made: SavedRun) -> None:
@@ -99,9 +99,9 @@ def summary(
     drawn: tuple[Any, str] | None = None
     results, problems, more = list[str](), list[str](), list[Section]()
     try:
-        found = benefit.compare_with_local(folder, made, None)
-        benefit.write(folder, found)
-        results, more = found.results, [bought(found)]
+        answer = benefit.compare_with_local(folder, made, None)
+        benefit.write(folder, answer)
+        results, more = answer.results, [bought(answer)]
         drawn = folder / benefit.FIGURE, "Difference from each client's own model, smallest first"
     except ValueError as error:
         problems += [f"Benefit not computed: {error}."] if several else []
@@ -127,11 +127,11 @@ def summary(
     about = [("Method", "; ".join(runs))]
     if sizes:
         data = str(experiment.get("data", ""))
-        told = words.size_of([*sizes], [*sizes.values()], data, "training rows")
-        about.insert(0, ("Data", told))
-    given = [f"{n} {v}" for n in ("net", "partition") if (v := experiment.get(n))]
-    given += experiment.get("settings") or []
-    about += [("Settings", ", ".join(given))] if given else []
+        size_text = words.size_of([*sizes], [*sizes.values()], data, "training rows")
+        about.insert(0, ("Data", size_text))
+    options = [f"{n} {v}" for n in ("net", "partition") if (v := experiment.get(n))]
+    options += experiment.get("settings") or []
+    about += [("Settings", ", ".join(options))] if options else []
     all_status = ((one.path.name, one.facts["status"]) for one in made)
     statuses = [(name, had["kind"], had.get("why", had["text"])) for name, had in all_status]
     certain = words.score_certainty(parts) if parts else []

@@ -111,9 +111,9 @@ def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) ->
         had |= {"set": reaching(had["settings"], about["method"]), "method": had["methods"][0]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
-    asked = {n: v for n, v in about.items() if n in had}
-    asked["seeds"] = {"split": task.split, **vars(task.seeds)}
-    checkpoint_file.refuse_differences(path, {n: had[n] for n in asked}, asked)
+    requested = {n: v for n, v in about.items() if n in had}
+    requested["seeds"] = {"split": task.split, **vars(task.seeds)}
+    checkpoint_file.refuse_differences(path, {n: had[n] for n in requested}, requested)
     far_enough(rounds, number, path)
 
 
@@ -161,7 +161,7 @@ def rescued(keeper: Keeper, ended_by: str) -> str:
     except Exception as full:
         problem = f", and it could not be written: {what(full)}"
     number = keeper.last.state.number if keeper.last else 0
-    kept = "there is no checkpoint to continue from"
+    state_text = "there is no checkpoint to continue from"
     if keeper.written:
-        kept = f"{keeper.path} holds round {keeper.written}, continue with --resume"
-    return f"after round {number} of {keeper.rounds}: {ended_by}; {kept}{problem}"
+        state_text = f"{keeper.path} holds round {keeper.written}, continue with --resume"
+    return f"after round {number} of {keeper.rounds}: {ended_by}; {state_text}{problem}"

@@ -82,10 +82,10 @@ def tune(experiment: Experiment) -> None:
     with locked(path) as dead:
         if dead:
             tell(f"{dead}; taking it over\n")
-        found = done(search)
-        lines = "\n".join(["", *sentences(search, found), f"{command(search, found)}"])
-        show(f"{table(found)}\n{lines}", f"{path} holds {TABLE}")
-        results.figures_lack(path, drawn_of(search, found))
+        result = done(search)
+        lines = "\n".join(["", *sentences(search, result), f"{command(search, result)}"])
+        show(f"{table(result)}\n{lines}", f"{path} holds {TABLE}")
+        results.figures_lack(path, drawn_of(search, result))
         say(experiment, f"{path} holds {TABLE}, {FACTS} and a figure")
 
 
@@ -109,11 +109,13 @@ def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
         )
     first = list({job.name: job for job in reversed(asked)}.values())[::-1]
     fixed = tuple(experiment.settings)
-    found = [Search(job, fixed, Path(str(experiment.out), f"{job.name}-{FOLDER}")) for job in first]
-    for search in found:  # refused before any work
+    search_list = [
+        Search(job, fixed, Path(str(experiment.out), f"{job.name}-{FOLDER}")) for job in first
+    ]
+    for search in search_list:  # refused before any work
         refuse_metric(experiment.metric, search.job.task.data)
         _ = search.settings
-    return found
+    return search_list
 
 
 def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
@@ -148,9 +150,9 @@ def done(search: Search) -> TuningResult:
         for old in (file, path / TABLE, *path.glob("*.safetensors")):
             old.unlink(missing_ok=True)
     run_folder.sweep(path)
-    kept = f"; {path} holds what there is, continue with --resume"
-    with threads(experiment.threads), ending(lambda what: f"{job.name}: {what}{kept}"):
-        found = choose(
+    note = f"; {path} holds what there is, continue with --resume"
+    with threads(experiment.threads), ending(lambda what: f"{job.name}: {what}{note}"):
+        result = choose(
             search.build,
             job.task.data,
             search.settings,
@@ -163,12 +165,12 @@ def done(search: Search) -> TuningResult:
             about=search.about,
             **job.training_options,
         )
-        run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
-        content = facts(search, found)
+        run_folder.write_csv(path / TABLE, COLUMNS, result.lines())
+        content = facts(search, result)
         run_folder.write_json(file, content | {HASH: run_json.of_facts(content)})
-    for kept_run in () if experiment.checkpoint_every else path.glob("*.safetensors"):
-        kept_run.unlink()
-    return found
+    for saved_run in () if experiment.checkpoint_every else path.glob("*.safetensors"):
+        saved_run.unlink()
+    return result
 
 
 def facts(search: Search, found: TuningResult) -> dict[str, Any]:
@@ -203,11 +205,11 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
         scores = [nan if t["score"] is None else t["score"] for t in had["trials"]]
         trials = [Trial(**t | {"score": s}) for t, s in zip(had["trials"], scores, strict=True)]
         settings = tuple(had["about"]["settings"])
-        found = TuningResult(settings, tuple(trials), had["metric"], had["place"])
+        result = TuningResult(settings, tuple(trials), had["metric"], had["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
     checkpoint_file.refuse_differences(path, had["about"], json.loads(json.dumps(about)))
-    return found
+    return result
 
 
 def until(search: Search) -> str:

@@ -101,11 +101,15 @@ def text(name: str) -> str:
     known(name, (*builds(), *OF_PROGRAMS), "method")
     if name not in OF_PROGRAMS:
         return card(name).told()
-    found = paper(name)
-    words = [f"{found.name} ({name}): {found.headline}.", found.source, found.use]
-    words += ["It has no command: in a script, write", found.departures]
+    paper_text = paper(name)
+    words = [
+        f"{paper_text.name} ({name}): {paper_text.headline}.",
+        paper_text.source,
+        paper_text.use,
+    ]
+    words += ["It has no command: in a script, write", paper_text.departures]
     parts = [fill(one, WIDTH) for one in words]
-    parts[2:2] = ["\n".join(f"    {line}" for line in block) for block in found.equations]
+    parts[2:2] = ["\n".join(f"    {line}" for line in block) for block in paper_text.equations]
     parts[-1:-1] = [f"    {SCRIPT}"]
     return "\n\n".join(parts)
 
@@ -152,8 +156,8 @@ def wire(name: str) -> Wire:
     sizes = {n: shape.numel() for n, shape in net.shapes.items()}
     head = sum(sizes[n] for n in net.select_params(net.head))
     down, up = (int(sent[0]) for sent in (state.bytes_down, state.bytes_up))
-    sent, kept = (_roles(tensors) for tensors in (state.message, state.client_states))
-    return Wire((sum(sizes.values()), head), down, up, sent, kept)
+    sent, stored = (_roles(tensors) for tensors in (state.message, state.client_states))
+    return Wire((sum(sizes.values()), head), down, up, sent, stored)
 
 
 def _roles(tensors: Any) -> tuple[str, ...]:
@@ -178,8 +182,8 @@ def _handed_on(fields: Any) -> Iterator[Setting]:
     near = [m for m in vars(home).values() if inspect.ismodule(m) and "pyrofl.models" in m.__name__]
     makers = [f for m in (home, *near) for f in vars(m).values() if _belongs(f, m)]
     for name, hint in get_type_hints(fields, include_extras=True).items():
-        found = (f for f in makers if name in docstrings.arguments(f))
-        if name != "done" and (maker := next(found, None)):
+        makers_with_name = (f for f in makers if name in docstrings.arguments(f))
+        if name != "done" and (maker := next(makers_with_name, None)):
             default = inspect.signature(maker).parameters[name].default
             yield Setting(
                 name, kind_of(name, hint), value(default), docstrings.arguments(maker)[name]

@@ -71,22 +71,22 @@ class ModelComparison:
 def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
     """Pair each run with the run of the method `local` (no federation) that has the same seed."""
     owns = {one.seed: one for one in made if one.method == OWN}
-    found = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
-    if not found:
+    pairs = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
+    if not pairs:
         held = ", ".join(sorted({one.path.name for one in made}))
         raise ValueError(
             f"{folder} holds {held}; expected local, which is each site's own model, and another "
             "method of the same seed, as pyrofl compare local fedavg leaves them"
         )
-    return found
+    return pairs
 
 
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
     """Return the models of a run to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
-    asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
-    return [(made.method, *one) for one in asked]
+    requested = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
+    return [(made.method, *one) for one in requested]
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:
@@ -154,13 +154,13 @@ def compare_models(
 
 def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
     """Return the classifiers' calibration, averaged over seeds; None for regression or < 4 rows."""
-    found = []
+    calibrations = []
     for table in tables:
         if not rows.classes_of(table) or len(table) < 4:
             return None
         # Sites in turn, so that each is in both halves.
         probs, y = rows.probabilities(table.sort_values(["client", "row"]))
-        found.append(calibrate(probs, y))
-    ece, nll = (np.mean([getattr(one, n) for one in found], axis=0) for n in ("ece", "nll"))
-    cold = np.exp(np.mean([np.log(one.temperature) for one in found]))
+        calibrations.append(calibrate(probs, y))
+    ece, nll = (np.mean([getattr(one, n) for one in calibrations], axis=0) for n in ("ece", "nll"))
+    cold = np.exp(np.mean([np.log(one.temperature) for one in calibrations]))
     return Calibration(float(cold), (ece[0], ece[1]), (nll[0], nll[1]))

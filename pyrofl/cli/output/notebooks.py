@@ -75,7 +75,7 @@ def exercises(notebook: Any) -> list[Exercise]:
     Raises:
         ValueError: if an exercise is not followed by one cell with its solution and one with tests.
     """
-    found, cells = [], notebook.cells
+    exercise_list, cells = [], notebook.cells
     for i, cell in enumerate(cells):
         if heading := HEADING.search(cell["source"]):
             name, number, level, points = heading.groups()
@@ -83,8 +83,8 @@ def exercises(notebook: Any) -> list[Exercise]:
             if after != [{"solution"}, {"test"}]:
                 raise ValueError(f"{name} is not followed by a solution and a test")
             own = (cells[i + 1]["source"], cells[i + 2]["source"])
-            found.append(Exercise(int(number), level, int(points), *own))
-    return found
+            exercise_list.append(Exercise(int(number), level, int(points), *own))
+    return exercise_list
 
 
 def needs(notebook: Any) -> str:

@@ -30,15 +30,17 @@ def comparison(path: Path, made: Sequence[SavedRun]) -> list[CompareRow]:
         if lines and list(lines[0]) != list(run_folder.COMPARE):
             raise ValueError(f"lacks a column; expected {', '.join(run_folder.COMPARE)}")
         rows = [(*_texts(line), float(line["value"]), line["tuned"]) for line in lines]
-        found: dict[Any, float] = {row[:5]: row[5] for row in rows}
-    runs = {key[:2] for key in found}
+        values_by_key: dict[Any, float] = {row[:5]: row[5] for row in rows}
+    runs = {key[:2] for key in values_by_key}
     for one in made:
         for key, value in _scores(one):
-            told = found.get((one.method, one.seed, *key), math.nan)
-            if (one.method, one.seed) in runs and not math.isclose(told, value, rel_tol=1e-9):
+            received_value = values_by_key.get((one.method, one.seed, *key), math.nan)
+            if (one.method, one.seed) in runs and not math.isclose(
+                received_value, value, rel_tol=1e-9
+            ):
                 raise ValueError(
                     f"{path} was altered or is of other runs: {key[-1]} of {one.path.name} is "
-                    f"{told:g}, and {value:g} in its metrics.csv; {AGAIN}"
+                    f"{received_value:g}, and {value:g} in its metrics.csv; {AGAIN}"
                 )
     if others := sorted(runs - {(one.method, one.seed) for one in made}):
         method, seed = others[0]
@@ -50,15 +52,15 @@ def read_search(path: Path) -> dict[str, Any]:
     """Return the content of tune.json; raise ValueError if it was altered or cannot be read."""
     names = ("chosen", "about", "rounds", "seconds", "margins", "metric", "score")
     with _reading(path, "expected what pyrofl tune writes: remove the file, or tune again"):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        search: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(search, dict):
             raise ValueError("it holds no names and values")
-        told = found.pop(HASH, None)
-        if told not in (None, run_json.of_facts(found)):
+        received_hash = search.pop(HASH, None)
+        if received_hash not in (None, run_json.of_facts(search)):
             raise ValueError("it was altered after the search")
-        if lacking := [name for name in names if name not in found]:
+        if lacking := [name for name in names if name not in search]:
             raise ValueError(f"it has no {lacking[0]}")
-    return found
+    return search
 
 
 def _texts(line: dict[str, str]) -> tuple[str, int, str, str, str]:

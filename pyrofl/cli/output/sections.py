@@ -81,9 +81,9 @@ def _means(made: SavedRun) -> list[tuple[Any, ...]]:
         numbers: list[RowScore] = ["accuracy"] if rows.classes_of(part) else ["error"]
         numbers += ["log_score", *(("crps",) if has_crps(part) else ())]
         for by in numbers:
-            found = score_of(part, by)
-            ends = f"{found.low:.4g} to {found.high:.4g}"
-            lines.append((*model, by.replace("_", " "), found.mean, ends))
+            interval_of_score = score_of(part, by)
+            ends = f"{interval_of_score.low:.4g} to {interval_of_score.high:.4g}"
+            lines.append((*model, by.replace("_", " "), interval_of_score.mean, ends))
     return lines
 
 
@@ -134,9 +134,9 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     if not lines:
         return []
     head = ("method", "chosen", "settings", "by", "score", "margin", "rounds", "seconds")
-    told = f"Chosen on a fraction of {share:g} of the training rows; test rows were not used. "
-    told += "The margin over the runner-up is a mean over seeds, with its standard error."
-    section.table(head, lines).note(told)
+    note = f"Chosen on a fraction of {share:g} of the training rows; test rows were not used. "
+    note += "The margin over the runner-up is a mean over seeds, with its standard error."
+    section.table(head, lines).note(note)
     return [section]
 
 
@@ -150,8 +150,8 @@ def _words(value: Any) -> str:
 def held(made: Sequence[SavedRun]) -> Section:
     """Return the report section on the partition: each client's number of rows, and a figure."""
     one = made[0]
-    section, told = Section("Who holds what"), one.facts["data"]
-    plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
+    section, facts = Section("Who holds what"), one.facts["data"]
+    plain = {n: v for n, v in facts.items() if not isinstance(v, dict) and v not in (None, [], "")}
     section.table((), [(n, _words(v)) for n, v in plain.items()])
     sizes = sorted(sizes_of(one).items(), key=lambda item: item[1])
     section.table(("client", "training rows"), sizes)
@@ -180,8 +180,8 @@ def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
             path = one.path / f"figures/{name}.png"
             if path.is_file():
                 section.figure(path, f"{one.path.name}: {CAPTIONS[name]}")
-    found = section.has("figure")
-    return section if found else section.note(f"No figure: {', '.join(names)}.")
+    section_with_figure = section.has("figure")
+    return section if section_with_figure else section.note(f"No figure: {', '.join(names)}.")
 
 
 def calibrated(made: Sequence[SavedRun]) -> Section:

@@ -137,17 +137,17 @@ def key_points(text: str) -> list[str]:
     >>> key_points("Insert this. Then that.\n\n$$x = 1.$$")
     ['Insert this.', '$$x = 1.$$']
     """
-    found, first = list[str](), ""
+    points, first = list[str](), ""
     for part in BLOCK.split(text):
         if part.startswith(("$$", "```")):
-            found.append(part)
+            points.append(part)
             continue
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", part))):
             if re.match(r"(?:[-*]|\d+\.) |!\[", paragraph):
-                found.append(paragraph)
+                points.append(paragraph)
                 continue
             sentences = re.split(r"(?<=[.:?]) +(?=[A-Z$*`])", " ".join(paragraph.split()))
-            found += [sentence for sentence in sentences if "**" in sentence]
+            points += [sentence for sentence in sentences if "**" in sentence]
             first = first or sentences[0]
-    bold = any("**" in block for block in found if not block.startswith("```"))
-    return found if bold or not first else [first, *found]
+    bold = any("**" in block for block in points if not block.startswith("```"))
+    return points if bold or not first else [first, *points]

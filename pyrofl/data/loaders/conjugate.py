@@ -51,8 +51,10 @@ class ConjugateTask:
         root = torch.linalg.cholesky(eye + x @ x.mT / tau[:, None, None])
         white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)
         log_det = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        found: Tensor = rows.size * math.log(2 * math.pi) + log_det + white.square().sum((1, 2))
-        return -0.5 * found
+        log_evidence: Tensor = (
+            rows.size * math.log(2 * math.pi) + log_det + white.square().sum((1, 2))
+        )
+        return -0.5 * log_evidence
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
         """Return the posterior of weights w shared by all clients: mean [d], covariance [d, d].

@@ -72,8 +72,8 @@ def load_csv(
         for name in (target, client_column, test_column, test_last, row_weights)
     )
     features, categories = features and [*map(composed, features)], [*map(composed, categories)]
-    asked = (target, client_column, test_column, test_last, row_weights, *(features or ()))
-    table = load_table(path, [name for name in asked if name] if features else None)
+    names = (target, client_column, test_column, test_last, row_weights, *(features or ()))
+    table = load_table(path, [name for name in names if name] if features else None)
     columns, client_column = _with_sites(path, table, client_column)
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
@@ -83,8 +83,8 @@ def load_csv(
     time = [test_last] if test_last else []
     _refuse_names(path, columns, roles, features, (*categories, *time))
     if test_column and test_last:
-        found = f"test_column is {test_column!r} and test_last {test_last!r}"
-        raise ValueError(f"{found}; expected only one of them, as they are mutually exclusive")
+        message = f"test_column is {test_column!r} and test_last {test_last!r}"
+        raise ValueError(f"{message}; expected only one of them, as they are mutually exclusive")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
         likelihood = LEARNED if likelihood == "normal" else likelihood
@@ -97,24 +97,32 @@ def load_csv(
     plain = chosen.names[:1] if likelihood in OF_FIRST else ()
     used = {name: columns[name] for name in (*chosen.names, *owners, *time)}
     whole, lacking = _whole(used, (*owners, *time, *plain), missing)
-    kept = {name: column.at(whole) for name, column in used.items()}
-    y, classes = _response(kept[target], likelihood)
-    texts = [of_words(target, dict.fromkeys(kept[target].words), "classes")] if classes else []
+    columns_used = {name: column.at(whole) for name, column in used.items()}
+    y, classes = _response(columns_used[target], likelihood)
+    texts = (
+        [of_words(target, dict.fromkeys(columns_used[target].words), "classes")] if classes else []
+    )
     of_cells = [*chosen.names] if classes else [*chosen.names, target]
-    texts += [of_numbers(kept[name]) for name in of_cells if name not in chosen.categories]
-    answer = cells_of(kept[target])
-    pairs = {name: relation_of(cells_of(kept[name]), answer) for name in chosen.names}
+    texts += [of_numbers(columns_used[name]) for name in of_cells if name not in chosen.categories]
+    answer = cells_of(columns_used[target])
+    pairs = {name: relation_of(cells_of(columns_used[name]), answer) for name in chosen.names}
     texts.append(of_answers(target, [name for name, pair in pairs.items() if determines([pair])]))
     if client_column:
-        texts.append(of_words(client_column, dict.fromkeys(kept[client_column].words), "groups"))
-        texts.append(of_totals(kept[client_column]))
+        texts.append(
+            of_words(client_column, dict.fromkeys(columns_used[client_column].words), "groups")
+        )
+        texts.append(of_totals(columns_used[client_column]))
     if client_column and classes:
         texts.append(
-            without_common_levels(target, _classes_of_groups(kept[target], kept[client_column]))
+            without_common_levels(
+                target, _classes_of_groups(columns_used[target], columns_used[client_column])
+            )
         )
-    weights = _row_weights(kept[row_weights]) if row_weights else None
+    weights = _row_weights(columns_used[row_weights]) if row_weights else None
     codes, groups = (
-        _groups(kept[client_column], table.sites) if client_column else (np.zeros(len(y), int), ())
+        _groups(columns_used[client_column], table.sites)
+        if client_column
+        else (np.zeros(len(y), int), ())
     )
     lost = (
         set(columns[client_column].words[~columns[client_column].gaps]) - set(groups)
@@ -122,24 +130,24 @@ def load_csv(
         else ()
     )
     if test_column:
-        is_test = told_rows(kept[test_column])
+        is_test = told_rows(columns_used[test_column])
     elif test_last:
-        is_test = last_rows(codes, kept[test_last], test_fraction)
+        is_test = last_rows(codes, columns_used[test_last], test_fraction)
     else:
         is_test = draw_test_rows(codes, np.random.default_rng([seed, 3]), test_fraction)
-    coded_columns = {n: kept[n] for n in chosen.names if n in chosen.categories}
+    coded_columns = {n: columns_used[n] for n in chosen.names if n in chosen.categories}
     levels = {name: _codes(column.at(~column.gaps))[1] for name, column in coded_columns.items()}
     active = bool(levels) or scaling == "standardize" or missing == "impute"
-    x = _values(kept, chosen.names, levels, active)
+    x = _values(columns_used, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
     copied = of_copies([row.tobytes() for row in same], np.asarray(is_test))
     if client_column:
         rows = {name: codes == code for code, name in enumerate(groups)}
         numbers = [name for name in chosen.names if name not in chosen.categories]
         numbers += [] if classes else [target]
-        texts += _between_clients(kept, rows, numbers, levels)
+        texts += _between_clients(columns_used, rows, numbers, levels)
         copied = copied or of_doubled({n: is_doubled(same[own].T) for n, own in rows.items()})
-        others = [c.words[whole].astype(str) for n, c in columns.items() if n not in kept]
+        others = [c.words[whole].astype(str) for n, c in columns.items() if n not in columns_used]
         cells = [*same[:, :-1].T, *others]  # of which one may identify rows
         texts.append(of_shared({n: [c[own] for c in cells] for n, own in rows.items()}))
     texts.append(copied)
@@ -238,11 +246,11 @@ def _between_clients(
 
 def _classes_of_groups(target: Column, client_column: Column) -> dict[str, ColumnSummary]:
     """Summarize the target column for each client group: number of rows and class names."""
-    found = {}
+    classes_by_client = {}
     for name in dict.fromkeys(client_column.words):
         words = target.words[client_column.words == name].tolist()
-        found[name] = ColumnSummary(len(words), levels=tuple(dict.fromkeys(words)))
-    return found
+        classes_by_client[name] = ColumnSummary(len(words), levels=tuple(dict.fromkeys(words)))
+    return classes_by_client
 
 
 def _row_weights(column: Column) -> Tensor:
@@ -291,11 +299,13 @@ def _refuse_names(
         known(column, list(table), f"column in {path}:")
     if len(set(owners)) < len(owners):
         twice = next(name for name in owners if owners.count(name) > 1)
-        told = " and ".join(role for role, name in roles.items() if name == twice)
-        raise ValueError(f"{path}: {told} are both {twice}; expected two different columns")
+        roles_text = " and ".join(role for role, name in roles.items() if name == twice)
+        raise ValueError(f"{path}: {roles_text} are both {twice}; expected two different columns")
     if wanted is not None and (set(owners) & set(wanted) or not wanted):
-        told = f"{path}: features are {', '.join(wanted)}"
-        raise ValueError(f"{told}; expected at least one column, without the target and the group")
+        roles_text = f"{path}: features are {', '.join(wanted)}"
+        raise ValueError(
+            f"{roles_text}; expected at least one column, without the target and the group"
+        )
     if wanted is not None and len(set(wanted)) < len(wanted):
         raise ValueError(f"{path}: features are {', '.join(wanted)}; expected distinct columns")
 
@@ -303,9 +313,11 @@ def _refuse_names(
 def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str, ...]]:
     """Return the target column as y, and its class names, which are empty for a numeric target."""
     different = len(set(column.words))
-    told = f"{column.label} holds"
+    message = f"{column.label} holds"
     if different < 2 and likelihood in (None, "categorical"):
-        raise ValueError(f"{told} only {column.words[0]!r}; expected at least two different values")
+        raise ValueError(
+            f"{message} only {column.words[0]!r}; expected at least two different values"
+        )
     is_class = likelihood == "categorical" or (likelihood is None and column.is_boolean)
     if not is_class and column.is_numeric:
         return torch.from_numpy(column.single()), ()
@@ -315,13 +327,13 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
     if likelihood is None and 2 * different > len(column.words):
         column.refuse_unreadable()
         raise ValueError(
-            f"{told} {different} different texts, such as {column.words[0]!r}, in "
+            f"{message} {different} different texts, such as {column.words[0]!r}, in "
             f"{len(column.words)} rows, and no likelihood is given; expected numbers such as 1.5, "
             "or classes with several rows each (--likelihood categorical accepts any)"
         )
     codes, classes = _codes(column)
     if not np.isnan(column.numbers).any() and (column.numbers % 1).any():
-        raise ValueError(f"{told} numbers with decimals; expected class labels")
+        raise ValueError(f"{message} numbers with decimals; expected class labels")
     return torch.from_numpy(codes), classes
 
 

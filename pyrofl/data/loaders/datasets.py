@@ -102,18 +102,20 @@ def load(
         ValueError: if the name is unknown, an argument does not apply to it, files cannot be
             downloaded or read, a column or array is missing or of the wrong kind, or values lack.
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     own = ("name", "data_dir", "seed")
-    given = {n: value for n, value in asked.items() if value is not None and n not in own}
+    given_options = {
+        n: value for n, value in arguments.items() if value is not None and n not in own
+    }
     kind, _, path = name.partition(":")
     if kind in ("csv", "npz") and not path:
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}:PATH")
     if kind == "csv":
-        return load_csv(path, seed=seed, **given)
+        return load_csv(path, seed=seed, **given_options)
     names = parts_of(name)
     if len(names) == 1 and kind != "npz":
         known(name, DATASETS, "data set")
-    for argument, value in given.items():
+    for argument, value in given_options.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "client_column"):
             raise ValueError(
                 f"{argument} is {value!r}; expected none, as {name} does not accept it"
@@ -121,7 +123,7 @@ def load(
     if len(names) > 1:
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind == "npz":
-        return load_npz(path, **given)
+        return load_npz(path, **given_options)
     return load_images(name, data_dir) if name in IMAGES else MAKERS[name](seed)
 
 
@@ -185,8 +187,8 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
         shape = shape or tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     parts = [resized(part, shape) if shape else part for part in datasets]
     if len({part.x.shape[1:] for part in parts}) > 1:
-        found = f"rows of {', '.join(names)} have shapes {sorted(shapes)}"
-        raise ValueError(f"{found}; expected one shape")
+        message = f"rows of {', '.join(names)} have shapes {sorted(shapes)}"
+        raise ValueError(f"{message}; expected one shape")
     every = [(part.name, label) for part in parts for label in part.classes]
     often = Counter(label for _, label in every)
     types = [part.y if part.types is None else part.types for part in parts]

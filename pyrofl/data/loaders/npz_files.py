@@ -94,8 +94,8 @@ class Arrays:
                         if (version := npy.read_magic(member)) != (1, 0):  # records, long headers
                             raise ValueError(f"it has format {version}; expected (1, 0)")
                         shape, _, dtype = npy.read_array_header_1_0(member)
-                        found = Header(shape, dtype, info.file_size - member.tell())
-                    self.headers[info.filename.removesuffix(".npy")] = found
+                        header = Header(shape, dtype, info.file_size - member.tell())
+                    self.headers[info.filename.removesuffix(".npy")] = header
 
     @contextmanager
     def _open(self) -> Iterator[ZipFile]:
@@ -113,8 +113,8 @@ class Arrays:
     def header(self, name: str) -> Header:
         """Return the header of an array; raise ValueError if it is missing or its size is wrong."""
         if name not in self.headers:
-            arrays_found = ", ".join(self.headers)
-            raise ValueError(f"{self.path} has no array {name}; expected it among {arrays_found}")
+            names = ", ".join(self.headers)
+            raise ValueError(f"{self.path} has no array {name}; expected it among {names}")
         found = self.headers[name]
         size = prod(found.shape) * found.dtype.itemsize
         if not found.dtype.hasobject and (size != found.stored or min(found.shape, default=0) < 0):
@@ -128,8 +128,8 @@ class Arrays:
         if not {header.dtype.kind, header.dtype.char} & set(kinds):
             self.refuse(name, f"is an array of {header.dtype}", KINDS[kinds])
         if shape is not None and shape != header.shape:
-            found = f"has shape {list(header.shape)}"
-            self.refuse(name, found, f"{list(shape)}, one value per image")
+            shape_text = f"has shape {list(header.shape)}"
+            self.refuse(name, shape_text, f"{list(shape)}, one value per image")
         self.fits(name, header.stored * (COPIES if kinds == "B" else 1))
         with self._open() as archive, archive.open(f"{name}.npy") as member:
             return npy.read_array(member, allow_pickle=False)
@@ -142,10 +142,10 @@ class Arrays:
 
     def words(self, name: str, shape: Shape) -> list[str]:
         """Return an array of text or integers as a list of strings."""
-        found = self.read(name, "iuSU", shape)
-        if found.dtype.kind == "S":
-            found = np.char.decode(found, "utf-8", "replace")
-        return [str(word) for word in found.tolist()]
+        array = self.read(name, "iuSU", shape)
+        if array.dtype.kind == "S":
+            array = np.char.decode(array, "utf-8", "replace")
+        return [str(word) for word in array.tolist()]
 
 
 def _count(arrays: Arrays) -> Shape:
@@ -166,18 +166,18 @@ def _count(arrays: Arrays) -> Shape:
 def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return class indices [N] and class names, which are the labels if the file has no names."""
     label, names = f"{prefix}labels", f"{prefix}classes"
-    labels, known = arrays.read(label, "iu", rows), names in arrays.headers
+    labels, has_names = arrays.read(label, "iu", rows), names in arrays.headers
     low, high = int(labels.min()), int(labels.max())
-    shape = arrays.header(names).shape if known else (MOST_CLASSES,)
+    shape = arrays.header(names).shape if has_names else (MOST_CLASSES,)
     if len(shape) != 1:
         arrays.refuse(names, f"has shape {list(shape)}", "[K], a name for each class")
     (count,) = shape
     if low < 0 or high >= count:
-        why = f"as {names} has {count} names" if known else f"as there is no array {names}"
+        why = f"as {names} has {count} names" if has_names else f"as there is no array {names}"
         arrays.refuse(label, f"run from {low} to {high}", f"0 to {count - 1}, {why}")
-    if not known:  # only labels that some image has
-        found, codes = np.unique(labels, return_inverse=True)
-        return codes.astype(np.int64), tuple(map(str, found.tolist()))
+    if not has_names:  # only labels that some image has
+        unique_labels, codes = np.unique(labels, return_inverse=True)
+        return codes.astype(np.int64), tuple(map(str, unique_labels.tolist()))
     classes = arrays.words(names, shape)
     if len(set(classes)) < len(classes):
         arrays.refuse(names, "has a name twice", "distinct names")
@@ -188,8 +188,8 @@ def _decoded(arrays: Arrays) -> Bytes:
     """Decode concatenated JPEG files to RGB [N, H, W, 3]."""
     content, ends = arrays.read("jpeg", "B").ravel(), arrays.read("offsets", "iu").tolist()
     if ends[0] < 0 or ends[-1] > len(content) or sorted(ends) != ends:
-        told = f"numbers that rise from 0 to {len(content)}, the bytes of jpeg"
-        arrays.refuse("offsets", f"run from {ends[0]} to {ends[-1]}", told)
+        expected_text = f"numbers that rise from 0 to {len(content)}, the bytes of jpeg"
+        arrays.refuse("offsets", f"run from {ends[0]} to {ends[-1]}", expected_text)
     pieces = [content[start:end] for start, end in pairwise(ends)]
     first = _rgb(arrays, 0, pieces[0])
     arrays.fits("jpeg", COPIES * len(pieces) * first.size)
@@ -197,8 +197,8 @@ def _decoded(arrays: Arrays) -> Bytes:
     for place, piece in enumerate(pieces):
         image = _rgb(arrays, place, piece)
         if image.shape != first.shape:
-            found = f"has images of {list(first.shape)} and, at {place}, {list(image.shape)}"
-            arrays.refuse("jpeg", found, "one size")
+            message = f"has images of {list(first.shape)} and, at {place}, {list(image.shape)}"
+            arrays.refuse("jpeg", message, "one size")
         images[place] = image
     return images
 
@@ -210,5 +210,5 @@ def _rgb(arrays: Arrays, place: int, content: Bytes) -> Bytes:
         with Image.open(io.BytesIO(content.tobytes())) as file:
             return np.asarray(file.convert("RGB"))
     except Exception as error:  # what is damaged in an image fails in many ways
-        told = f"{arrays.path}: image {place} cannot be decoded ({type(error).__name__})"
-        raise ValueError(f"{told}; expected a JPEG file") from error
+        message = f"{arrays.path}: image {place} cannot be decoded ({type(error).__name__})"
+        raise ValueError(f"{message}; expected a JPEG file") from error

@@ -21,18 +21,18 @@ MOST_COLUMNS = 100  # of x; more are hardly measurements of different kinds
 
 def unit_warnings(data: Any) -> list[str]:
     """Return warnings about a federation's training clients that seem to use another unit."""
-    found = []
+    texts = []
     for name, clients in _columns(data).items():
         summaries = {client: told_of(values) for client, values in clients.items()}
-        found.append(of_units(name, summaries))
-    return [text for text in found if text]
+        texts.append(of_units(name, summaries))
+    return [text for text in texts if text]
 
 
 def array_warnings(data: Any) -> list[str]:
     """Return warnings about a federation's units, codes for missing values, answers and copies."""
     columns = _columns(data)
-    found = unit_warnings(data)
-    found += [of_codes(name, list(clients.values())) for name, clients in columns.items()]
+    texts = unit_warnings(data)
+    texts += [of_codes(name, list(clients.values())) for name, clients in columns.items()]
     target = data.source.target if data.source else "y"
     features = {name: clients for name, clients in columns.items() if name != target}
     y = _rows(data, data.y.double().cpu().numpy()) if data.y.dim() == 1 and features else {}
@@ -41,26 +41,26 @@ def array_warnings(data: Any) -> list[str]:
         for name, clients in features.items()
         if y and determines([relation_of(clients[c], y[c]) for c in y])
     ]
-    found.append(of_answers(target, answers))
+    texts.append(of_answers(target, answers))
     rows = {client: [*(v[client] for v in features.values()), y[client]] for client in y}
-    found.append(of_doubled({client: is_doubled(columns) for client, columns in rows.items()}))
-    found.append(of_shared(rows))
-    return [text for text in found if text]
+    texts.append(of_doubled({client: is_doubled(columns) for client, columns in rows.items()}))
+    texts.append(of_shared(rows))
+    return [text for text in texts if text]
 
 
 def _columns(data: Any) -> dict[str, dict[str, Numbers]]:
     """Return the columns of x, and y if it is a number: column -> training client -> numbers."""
-    found = {}
+    columns = {}
     if data.x.dim() == 2 and data.x.shape[1] <= MOST_COLUMNS:
         names = data.source.features if data.source else ()
         x = data.x.double().cpu().numpy()
         for place in range(x.shape[1]):
             name = names[place] if len(names) == x.shape[1] else f"{place} of x"
-            found[name] = _rows(data, x[:, place])
+            columns[name] = _rows(data, x[:, place])
     if not data.classes and data.y.dim() == 1:
         target = data.source.target if data.source else "y"
-        found[target] = _rows(data, data.y.double().cpu().numpy())
-    return found
+        columns[target] = _rows(data, data.y.double().cpu().numpy())
+    return columns
 
 
 def _rows(data: Any, values: Numbers) -> dict[str, Numbers]:

@@ -108,18 +108,18 @@ def summarize_columns(
     Raises:
         ValueError: if a column is missing, or a numeric column holds something else than numbers.
     """
-    columns, found = columns_of(table), dict[str, ColumnSummary]()
+    columns, summaries = columns_of(table), dict[str, ColumnSummary]()
     for name in (*features, *categories):
         known(name, list(columns), "column")
     for name in features:
         column = columns[name]
         if name in categories:
             words = dict.fromkeys(column.words[~column.gaps].tolist())
-            found[name] = told_of(coded(column, tuple(words)), tuple(words))
+            summaries[name] = told_of(coded(column, tuple(words)), tuple(words))
         else:
             column.refuse_odd("name it among categories")
-            found[name] = told_of(column.numbers)
-    return found
+            summaries[name] = told_of(column.numbers)
+    return summaries
 
 
 def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
@@ -150,6 +150,6 @@ def coded(column: Column, levels: Sequence[str]) -> Numbers:
     place = {value: code for value, code in place.items() if value == value}  # but NaN, of texts
     place |= {word: float(code) for code, word in enumerate(levels)}
     of_words = {word: place.get(word, place.get(number(word), -1.0)) for word in set(column.words)}
-    found = np.array([of_words[word] for word in column.words])
-    found[column.gaps] = np.nan
-    return found
+    codes = np.array([of_words[word] for word in column.words])
+    codes[column.gaps] = np.nan
+    return codes

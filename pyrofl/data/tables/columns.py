@@ -68,9 +68,11 @@ class Column:
     @cached_property
     def gaps(self) -> Rows:
         """Mask of the column's missing cells: bool [N]."""
-        found = np.isnan(self.numbers)
-        found[found] = [is_missing(word) for word in self.words[found]]
-        return found
+        is_missing_value = np.isnan(self.numbers)
+        is_missing_value[is_missing_value] = [
+            is_missing(word) for word in self.words[is_missing_value]
+        ]
+        return is_missing_value
 
     @property
     def odd(self) -> Rows:
@@ -102,8 +104,8 @@ class Column:
     def at(self, rows: Rows) -> Column:
         """Return the column restricted to the rows marked in `rows`."""
         # Parsing is slow, and a subset of the words may parse differently.
-        known = Parsed(self.numbers[rows], self.is_boolean)
-        return replace(self, words=self.words[rows], places=self.places[rows], known=known)
+        parsed = Parsed(self.numbers[rows], self.is_boolean)
+        return replace(self, words=self.words[rows], places=self.places[rows], known=parsed)
 
     def refuse_clash(self, cure: str) -> None:
         """Raise ValueError if the column holds numbers in one file and text in another."""
@@ -118,9 +120,9 @@ class Column:
             (DECIMAL_COMMA.fullmatch, "a full stop before decimals, as in 1.5"),
             (_exceeds_single, f"numbers of at most {LARGEST:.1e}: use a larger unit"),
         ):
-            found = np.array([bool(is_such(word)) for word in self.words])
-            if found.any() and 2 * found.sum() >= (~self.gaps).sum():
-                raise ValueError(f"{self.first(found)}; expected {expected}")
+            is_unreadable = np.array([bool(is_such(word)) for word in self.words])
+            if is_unreadable.any() and 2 * is_unreadable.sum() >= (~self.gaps).sum():
+                raise ValueError(f"{self.first(is_unreadable)}; expected {expected}")
 
     def refuse_text(self, expected: str) -> None:
         """Raise ValueError if the column does not hold numbers."""
@@ -161,8 +163,8 @@ class Column:
 
 def _parse(words: NDArray[np.object_]) -> Parsed:
     """Parse the cells of a column as booleans or numbers."""
-    found = set(words)
-    if found & TRUTHS and all(w in TRUTHS or is_missing(w) for w in found):
+    distinct = set(words)
+    if distinct & TRUTHS and all(w in TRUTHS or is_missing(w) for w in distinct):
         truths = [float(word == "True") if word in TRUTHS else nan for word in words]
         return Parsed(np.array(truths), True)
     return Parsed(np.array([number(word) for word in words]), False)
@@ -170,10 +172,10 @@ def _parse(words: NDArray[np.object_]) -> Parsed:
 
 def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.object_]) -> Column:
     """Build a column from cell texts, normalizing Unicode and spellings of True and False."""
-    found = [composed(word) for word in words]
-    if all(word.lower() in BOOLEANS or is_missing(word) for word in set(found)):
-        found = [BOOLEANS.get(word.lower(), word) for word in found]
-    return Column(file, name, np.array(found, dtype=object), places)
+    composed_words = [composed(word) for word in words]
+    if all(word.lower() in BOOLEANS or is_missing(word) for word in set(composed_words)):
+        composed_words = [BOOLEANS.get(word.lower(), word) for word in composed_words]
+    return Column(file, name, np.array(composed_words, dtype=object), places)
 
 
 def number(word: str) -> float:
@@ -223,8 +225,8 @@ def read(path: str) -> dict[str, Column]:
         after = f"after line {lines[-1]}" if lines else "in line 1"
         raise ValueError(f"{path} cannot be read as CSV {after}: {error}") from error
     if len(rows) < 2:
-        told = "has a header only" if rows else "is empty"
-        raise ValueError(f"{path} {told}; expected a header and at least one row")
+        message = "has a header only" if rows else "is empty"
+        raise ValueError(f"{path} {message}; expected a header and at least one row")
     names = _names(path, rows[0])
     for line, cells in zip(lines, rows, strict=True):
         if len(cells) != len(names):
@@ -283,11 +285,13 @@ def complete(used: Collection[Column], missing: Missing) -> Rows:
     column, *others = (c for c in used if c.gaps.any())
     at = int(column.gaps.argmax())
     also = listed([f"{other.name} lacks {other.gaps.sum()}" for other in others], 3)
-    told = "missing is 'drop', and no row is left"
+    message = "missing is 'drop', and no row is left"
     if missing == "error":
-        told = "expected a value in every row: use other columns, drop such rows, or fill features "
-        told += "(missing='drop' or 'impute', --missing drop)"
+        message = (
+            "expected a value in every row: use other columns, drop such rows, or fill features "
+        )
+        message += "(missing='drop' or 'impute', --missing drop)"
     raise ValueError(
         f"{column.label} lacks {column.gaps.sum()} of {len(whole)} values, first in "
-        f"{column.places[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"
+        f"{column.places[at]} ({column.words[at]!r}){also and f', {also}'}; {message}"
     )

@@ -54,19 +54,19 @@ def key_of(word: str) -> str:
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
     """Group words with the same meaning: spelling variants, or initials such as "Y" for "yes"."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
-        found.setdefault(key_of(word), []).append(word)
-    short = {key for key in found if len(key) == 1}
-    long = {key[0]: key for key in found if len(key) > 1}
-    if len(short) > 1 and short == set(long) and len(found) == 2 * len(short):
-        return [found[key] + found[long[key]] for key in sorted(short)]  # as of Y, N, yes and no
+        groups.setdefault(key_of(word), []).append(word)
+    short = {key for key in groups if len(key) == 1}
+    long = {key[0]: key for key in groups if len(key) > 1}
+    if len(short) > 1 and short == set(long) and len(groups) == 2 * len(short):
+        return [groups[key] + groups[long[key]] for key in sorted(short)]  # as of Y, N, yes and no
     for concept in SAME_WORDS.values():
         every = [text.split() for text in concept]
-        if set(found) <= OTHER_WORDS.union(*every):
-            alike = [[w for key in keys for w in found.pop(key, ())] for keys in every]
-            return [group for group in (*alike, *found.values()) if len(group) > 1]
-    return [group for group in found.values() if len(group) > 1]
+        if set(groups) <= OTHER_WORDS.union(*every):
+            alike = [[w for key in keys for w in groups.pop(key, ())] for keys in every]
+            return [group for group in (*alike, *groups.values()) if len(group) > 1]
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def of_words(column: str, words: Iterable[str], kind: str) -> str:
@@ -128,23 +128,24 @@ def of_numbers(column: Column) -> str:
         return text
     if len(distinct) <= FEW:
         return ""
-    told = f"column {column.name} holds"
+    message = f"column {column.name} holds"
     if ROW_NUMBER.search(column.name) and len(distinct) == len(values):
         return (
-            f"{told} a different number in every row, as row numbers do, and is used as one; "
+            f"{message} a different number in every row, as row numbers do, and is used as one; "
             "expected measurements: leave it out (--features)"
         )
     if all(18000101 <= value <= 21001231 and _is_date(value) for value in distinct[:100]):
         return (
-            f"{told} numbers such as {distinct[0]:.0f}, which look like dates and count as plain "
-            "numbers; expected days since a date"
+            f"{message} numbers such as {distinct[0]:.0f}, which look like dates and count as "
+            "plain numbers; expected days since a date"
         )
     squares = (values - values.mean()) ** 2
     if len(values) >= FEWEST and squares.max() > MOST_OF * squares.sum():
         at = int(np.nanargmax(np.abs(column.numbers - values.mean())))
         return (
-            f"{told} {column.words[at]} in {column.places[at]}, from which nearly all its variance "
-            f"comes (the median is {np.median(values):g}); correct the cell if it is an error"
+            f"{message} {column.words[at]} in {column.places[at]}, from which nearly all its "
+            f"variance comes (the median is {np.median(values):g}); correct the cell if it is "
+            "an error"
         )
     return ""
 
@@ -232,8 +233,8 @@ def in_spelling_and_units(
     clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
     """Return warnings about inconsistent spellings and units between clients' columns."""
-    found = []
+    texts = []
     for column in clients[0]:
-        told = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
-        found += [of_levels(column, told), of_units(column, told)]
-    return [text for text in found if text]
+        sums_by_client = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
+        texts += [of_levels(column, sums_by_client), of_units(column, sums_by_client)]
+    return [text for text in texts if text]

@@ -24,8 +24,8 @@ class Chosen(NamedTuple):
         """Reorder features, numeric ones first, for likelihoods with a numeric first feature."""
         names = sorted(self.names, key=self.categories.__contains__)
         if names[0] in self.categories:
-            told = f"features are categories only: {', '.join(names)}"
-            raise ValueError(f"{told}; expected a numeric first feature for {likelihood}")
+            message = f"features are categories only: {', '.join(names)}"
+            raise ValueError(f"{message}; expected a numeric first feature for {likelihood}")
         return self._replace(names=tuple(names))
 
 
@@ -71,8 +71,8 @@ def choose(
 
 def far_apart(names: Sequence[str], x: Tensor) -> str:
     """Return a warning if the features' standard deviations differ widely, or ""."""
-    known = [column[~column.isnan()].double() for column in x.T]
-    spread = [float(column.std()) if len(column) > 1 else 0.0 for column in known]
+    observed_values = [column[~column.isnan()].double() for column in x.T]
+    spread = [float(column.std()) if len(column) > 1 else 0.0 for column in observed_values]
     varying = {name: sd for name, sd in zip(names, spread, strict=True) if sd > 0}
     if not varying:
         return ""
@@ -88,11 +88,11 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
 
 def without_categories(table: Mapping[str, Column], chosen: Chosen) -> str:
     """Return a warning if columns of text that may be categories are omitted, or ""."""
-    found = [name for name in chosen.left_out if _few_words(table[name])]
-    if not found:
+    omitted = [name for name in chosen.left_out if _few_words(table[name])]
+    if not omitted:
         return ""
-    levels = [len(set(table[name].words[~table[name].gaps])) for name in found]
-    each = ", ".join(f"{name} ({n} levels)" for name, n in zip(found, levels, strict=True))
+    levels = [len(set(table[name].words[~table[name].gaps])) for name in omitted]
+    each = ", ".join(f"{name} ({n} levels)" for name, n in zip(omitted, levels, strict=True))
     return (
         f"text is left out: {each}; name such columns as categories (--categories), or name all "
         "features (--features)"

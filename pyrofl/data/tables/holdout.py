@@ -54,16 +54,16 @@ def _in_time(time: Column) -> Ints:
     if time.is_numeric:
         time.refuse_odd("use another time column")
         return np.unique(time.numbers, return_inverse=True)[1]
-    found = list[datetime]()
+    times = list[datetime]()
     for word, place in zip(time.words, time.places, strict=True):
-        told = f"{time.label} holds {word!r} in {place}"
+        message = f"{time.label} holds {word!r} in {place}"
         if (read := _date(word)) is None:
             cure = "dates such as 2026-01-31 or 2026-01-31 09:05"
-            raise ValueError(f"{told}; expected numbers, or {cure}")
-        if found and (read.tzinfo is None) != (found[0].tzinfo is None):
-            raise ValueError(f"{told}; expected a time zone in all rows, or in none")
-        found.append(read)
-    return np.unique(np.array(found), return_inverse=True)[1]
+            raise ValueError(f"{message}; expected numbers, or {cure}")
+        if times and (read.tzinfo is None) != (times[0].tzinfo is None):
+            raise ValueError(f"{message}; expected a time zone in all rows, or in none")
+        times.append(read)
+    return np.unique(np.array(times), return_inverse=True)[1]
 
 
 def _date(word: str) -> datetime | None:

@@ -54,27 +54,27 @@ def owners_of(cells: Column, names: Sequence[str], client: str | None) -> list[s
         raise ValueError(f"{cells.first(cells.gaps)}; expected the name of a client in every row")
     words = dict.fromkeys(cells.words.tolist())
     spelled = {word: _known_spelling(word, names) for word in words}
-    found = [spelled[word] for word in cells.words.tolist()]
-    odd = np.array([client not in (None, name) for name in found])
+    owners = [spelled[word] for word in cells.words.tolist()]
+    odd = np.array([client not in (None, name) for name in owners])
     if odd.any():
         raise ValueError(
             f"{cells.first(odd)}, and client is {client!r}; pass client=None to predict every row "
             f"for the client that it names, or leave out column {cells.name}"
         )
-    for name in dict.fromkeys(found):
+    for name in dict.fromkeys(owners):
         near = [one for one in names if one.casefold() == name.casefold()]
         if near and name not in names:
-            at = np.array([one == name for one in found])
+            at = np.array([one == name for one in owners])
             raise ValueError(f"{cells.first(at)}, which is no client; did you mean {near[0]}?")
-    new = [name for name in dict.fromkeys(found) if name not in names]
-    if new and set(found) - set(new):
+    new = [name for name in dict.fromkeys(owners) if name not in names]
+    if new and set(owners) - set(new):
         warn(
             f"{cells.label} names {listed(new)} besides known clients; these rows are predicted "
             "for new clients",
             UserWarning,
             stacklevel=7,
         )
-    return found
+    return owners
 
 
 def _known_spelling(word: str, names: Sequence[str]) -> str:

@@ -63,11 +63,11 @@ class Prepared:
         gaps = np.isnan(values)
         if self.levels is None:
             full = values if self.filler is None else np.where(gaps, self.filler, values)
-            found = [(full - self.centre) / self.scale]
+            encoded = [(full - self.centre) / self.scale]
         else:
             place = {word: code for code, word in enumerate(levels or ())}
-            found = [1.0 * (values == place.get(word, -1)) for word in self.levels]
-        return [*found, 1.0 * gaps] if self.marked else found
+            encoded = [1.0 * (values == place.get(word, -1)) for word in self.levels]
+        return [*encoded, 1.0 * gaps] if self.marked else encoded
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Preprocessor:
         for text in in_spelling_and_units(clients, names) if warns else ():
             warn(text, UserWarning, stacklevel=2)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
-        made, left_out = list[Prepared](), dict[str, str]()
+        columns, left_out = list[Prepared](), dict[str, str]()
         for name, column in whole.items():
             gaps: dict[str, Any] = {}
             if fill:
@@ -129,19 +129,19 @@ class Preprocessor:
             if not column.count and name not in plain:
                 left_out[name] = "no training row has a value"
             elif column.levels is not None:
-                made.append(Prepared(name, levels=_sorted(name, column.levels), **gaps))
+                columns.append(Prepared(name, levels=_sorted(name, column.levels), **gaps))
             elif name in plain:
-                made.append(Prepared(name))
+                columns.append(Prepared(name))
             elif scaling == "none":
-                made.append(Prepared(name, **gaps))
+                columns.append(Prepared(name, **gaps))
             elif not column.varies and not (fill and column.gaps):
                 left_out[name] = f"all training rows have {column.mean:g}"
             else:
-                made.append(Prepared(name, *column.moments, **gaps))
-        if not made:
+                columns.append(Prepared(name, *column.moments, **gaps))
+        if not columns:
             why = listed([f"{name} ({why})" for name, why in left_out.items()])
             raise ValueError(f"no column is left: {why}; expected one that differs between rows")
-        return cls(tuple(made), left_out)
+        return cls(tuple(columns), left_out)
 
     @property
     def plain(self) -> bool:
@@ -156,14 +156,14 @@ class Preprocessor:
     @property
     def centre(self) -> Tensor:
         """Center subtracted from each feature, in the unit of its column: float64 [F]."""
-        found = [c.centre if own else 0.0 for c, own in self._owners]
-        return torch.tensor(found, dtype=torch.float64)
+        centers = [c.centre if own else 0.0 for c, own in self._owners]
+        return torch.tensor(centers, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
         """Scale by which each feature is divided, in the unit of its column: float64 [F]."""
-        found = [c.scale if own else 1.0 for c, own in self._owners]
-        return torch.tensor(found, dtype=torch.float64)
+        scales = [c.scale if own else 1.0 for c, own in self._owners]
+        return torch.tensor(scales, dtype=torch.float64)
 
     @property
     def _owners(self) -> list[tuple[Prepared, bool]]:
@@ -196,12 +196,12 @@ class Preprocessor:
         """Compute features [N, F] from unprocessed columns [N, C] of numbers and category codes."""
         names = [column.name for column in self.columns] if names is None else list(names)
         places = (raw[:, names.index(column.name)] for column in self.columns)
-        found = [
+        columns = [
             feature
             for column, values in zip(self.columns, places, strict=True)
             for feature in column.encode(values, levels.get(column.name))
         ]
-        return torch.from_numpy(np.stack(found, 1).astype(np.float32))
+        return torch.from_numpy(np.stack(columns, 1).astype(np.float32))
 
     def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
         """Return the value farthest from its training mean if it is an outlier, else None.
@@ -259,12 +259,12 @@ class Preprocessor:
             ValueError: if the text is not such a preprocessor.
         """
         try:
-            found = json.loads(text)
-            columns = tuple(_read(column) for column in found["columns"])
-            return cls(columns, {str(n): str(why) for n, why in found["left_out"].items()})
+            parsed = json.loads(text)
+            columns = tuple(_read(column) for column in parsed["columns"])
+            return cls(columns, {str(n): str(why) for n, why in parsed["left_out"].items()})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            told = f"{type(error).__name__}: {error}"
-            raise ValueError(f"no preparation ({told}); expected what `to_json` wrote") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"no preparation ({reason}); expected what `to_json` wrote") from error
 
     def summary(self) -> str:
         """Return a one-line summary of the preprocessing of the columns."""
@@ -324,10 +324,14 @@ class PreprocessingPlan:
                 f"{listed(self.columns)} are to be prepared (scaling='none' leaves them)"
             )
         values = raw.double().numpy()
-        told = [self._told(values[rows]) for rows in train]
-        given: Any = {"fill": self.fill, "plain": self.plain, "names": names}
-        made = Preprocessor.of(told, self.scaling, warns=False, **given)
-        return made.encode(values, self.levels, self.columns), made, self._unseen(values, made)
+        summaries = [self._told(values[rows]) for rows in train]
+        options: Any = {"fill": self.fill, "plain": self.plain, "names": names}
+        preprocessor = Preprocessor.of(summaries, self.scaling, warns=False, **options)
+        return (
+            preprocessor.encode(values, self.levels, self.columns),
+            preprocessor,
+            self._unseen(values, preprocessor),
+        )
 
     def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:
         return {
@@ -337,14 +341,14 @@ class PreprocessingPlan:
 
     def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
         """Return each column's categories that occur in no training row, with row counts."""
-        known = {column.name: column.levels for column in made.columns}
-        found = {}
+        levels_by_name = {column.name: column.levels for column in made.columns}
+        unseen = {}
         for name, codes in zip(self.columns, values.T, strict=True):
-            every, seen = self.levels.get(name, ()), known.get(name) or ()
+            every, seen = self.levels.get(name, ()), levels_by_name.get(name) or ()
             if new := [code for code, word in enumerate(every) if word not in seen and seen]:
                 rows = np.count_nonzero(np.isin(codes, new))
-                found[name] = f"{listed([every[code] for code in new], 3)} in {rows} rows"
-        return found
+                unseen[name] = f"{listed([every[code] for code in new], 3)} in {rows} rows"
+        return unseen
 
 
 def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
@@ -353,8 +357,8 @@ def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
     for word in levels:
         value = number(word)
         if not isnan(value) and ways.setdefault(value, word) != word:
-            told = f"column {name} has categories {ways[value]!r} and {word!r}"
-            raise ValueError(f"{told}; expected one spelling of each category")
+            message = f"column {name} has categories {ways[value]!r} and {word!r}"
+            raise ValueError(f"{message}; expected one spelling of each category")
     texts = set(levels) - set(ways.values())
     return (*(ways[value] for value in sorted(ways)), *sorted(texts))
 
@@ -382,10 +386,18 @@ def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]], names: Sequen
 
 def _read(column: Mapping[str, Any]) -> Prepared:
     """Restore the preprocessing of one column from its JSON values, and validate it."""
-    found = Prepared(**column)
-    if found.levels is not None:
-        found = Prepared(**{**column, "levels": tuple(map(str, found.levels))})
-    numbers = (found.centre, found.scale, 0.0 if found.filler is None else found.filler)
-    if not isinstance(found.name, str) or not all(map(isfinite, numbers)) or found.scale <= 0:
+    column_of_json = Prepared(**column)
+    if column_of_json.levels is not None:
+        column_of_json = Prepared(**{**column, "levels": tuple(map(str, column_of_json.levels))})
+    numbers = (
+        column_of_json.centre,
+        column_of_json.scale,
+        0.0 if column_of_json.filler is None else column_of_json.filler,
+    )
+    if (
+        not isinstance(column_of_json.name, str)
+        or not all(map(isfinite, numbers))
+        or column_of_json.scale <= 0
+    ):
         raise ValueError(f"{column} is no column")
-    return found
+    return column_of_json

@@ -145,16 +145,16 @@ def _equal_by_chance(rows: Cells) -> float:
 
 def _undetermined(rows: Cells) -> list[Cells]:
     """Return the columns of different rows [N, C] that no other of few values determines."""
-    kept: list[Cells] = []
+    independent: list[Cells] = []
     for column in sorted(rows.T, key=lambda codes: -int(codes.max())):
-        repeats = [len(rows) - int(other.max()) - 1 for other in kept]
+        repeats = [len(rows) - int(other.max()) - 1 for other in independent]
         least = min(FEWEST, len(rows) / 2)
-        few = [other for other, again in zip(kept, repeats, strict=True) if again >= least]
+        few = [other for other, again in zip(independent, repeats, strict=True) if again >= least]
         size = int(column.max()) + 1
         pairs = [len(np.unique(other * size + column)) for other in few]
         if not any(count == int(other.max()) + 1 for count, other in zip(pairs, few, strict=True)):
-            kept.append(column)
-    return kept
+            independent.append(column)
+    return independent
 
 
 def of_doubled(clients: Mapping[str, bool]) -> str:
@@ -234,14 +234,14 @@ def _copies_across(rows: Cells, own: Cells, counts: Cells) -> int:
     for place in range(rows.shape[1]):  # such as the responses of a design that clients share
         rest = np.delete(rows, place, 1)
         first, which = np.unique(rest, axis=0, return_index=True, return_inverse=True)[1:]
-        found = _equal_across(np.stack([which.ravel()[own[:, 0]], own[:, 1]], 1))
+        num_equal = _equal_across(np.stack([which.ravel()[own[:, 0]], own[:, 1]], 1))
         by_chance = across * _equal_by_chance(rest[first])
-        if by_chance > found / 2:
+        if by_chance > num_equal / 2:
             continue
         share = np.bincount(rows[own[:, 0], place]) / len(own)
-        is_design = found >= MOST_OF * sizes[sizes > 0].min()
-        if equal < MOST_OF * (found - by_chance) or (
-            is_design and (share @ share) ** found > MOST_BY_CHANCE
+        is_design = num_equal >= MOST_OF * sizes[sizes > 0].min()
+        if equal < MOST_OF * (num_equal - by_chance) or (
+            is_design and (share @ share) ** num_equal > MOST_BY_CHANCE
         ):
             return 0
     return shared
@@ -291,10 +291,10 @@ def _common(frames: Mapping[str, Any]) -> dict[str, list[Cells]]:
 
 def _cells(frame: Any) -> list[Cells]:
     """Return the columns of a data frame as numbers, or as texts."""
-    found: list[Cells] = []
+    cells: list[Cells] = []
     for name in frame.columns:
         if frame[name].dtype.kind in "bif":
-            found.append(np.nan_to_num(frame[name].to_numpy(float, na_value=np.nan), nan=np.inf))
+            cells.append(np.nan_to_num(frame[name].to_numpy(float, na_value=np.nan), nan=np.inf))
         else:
-            found.append(np.array(frame[name].astype(str).tolist()))
-    return found
+            cells.append(np.array(frame[name].astype(str).tolist()))
+    return cells

@@ -37,8 +37,12 @@ class Source:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that the features are computed from."""
-        made = self.preparation
-        return self.features if made is None else tuple(column.name for column in made.columns)
+        preprocessor = self.preparation
+        return (
+            self.features
+            if preprocessor is None
+            else tuple(column.name for column in preprocessor.columns)
+        )
 
     @property
     def is_standardised(self) -> bool:
@@ -68,7 +72,7 @@ class Source:
         inside = f"mean {self.centre:.6g}, standard deviation {self.scale:.6g} over the training "
         inside += "rows; predictions and scores are in its own unit"
         unseen = listed([f"{name} {what}" for name, what in self.unseen.items()])
-        told = {
+        texts = {
             "target": self.target,
             "features": f"{len(self.features)} ({listed(self.features)})",
             "left out": listed([f"{listed(names)} ({why})" for why, names in reasons.items()]),
@@ -79,21 +83,25 @@ class Source:
             "categories absent from all training rows, treated as missing": unseen,
             "scales": self.scales,
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in texts.items() if text}
 
     def to_json(self) -> dict[str, Any]:
         """Return the record of the data's origin as JSON-compatible values."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        found |= {n: list(v) for n, v in found.items() if isinstance(v, tuple)}
-        found |= {n: dict(v) for n, v in found.items() if isinstance(v, Mapping)}
-        made = self.preparation
-        return found | {"preparation": None if made is None else json.loads(made.to_json())}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {n: list(v) for n, v in values.items() if isinstance(v, tuple)}
+        values |= {n: dict(v) for n, v in values.items() if isinstance(v, Mapping)}
+        preprocessor = self.preparation
+        return values | {
+            "preparation": None if preprocessor is None else json.loads(preprocessor.to_json())
+        }
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Source:
         """Restore the record of the data's origin from the values that `to_json` returned."""
-        found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
-        if (made := found.get("preparation")) is not None:
+        values: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in told.items()
+        }
+        if (made := values.get("preparation")) is not None:
             preprocessor = required("preprocessor", "a prepared table")
-            found["preparation"] = preprocessor.from_json(json.dumps(made))
-        return cls(**found)
+            values["preparation"] = preprocessor.from_json(json.dumps(made))
+        return cls(**values)

@@ -44,8 +44,10 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
         return Table(read_file(files[0]))
     sites = tuple(composed(Path(file).stem) for file in files)
     if twice := [site for site, count in Counter(sites).items() if count > 1]:
-        told = ", ".join(file for file in files if Path(file).stem == twice[0])
-        raise ValueError(f"{path}: files {told} are both called {twice[0]}; expected other names")
+        names_text = ", ".join(file for file in files if Path(file).stem == twice[0])
+        raise ValueError(
+            f"{path}: files {names_text} are both called {twice[0]}; expected other names"
+        )
     tables = [read_file(file) for file in files]
     for one, other in combinations(range(len(tables)), 2):
         if _are_copies(tables[one], tables[other]):
@@ -83,8 +85,8 @@ def columns_of(table: Any) -> Columns:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the table has columns of {lengths} values; expected equal lengths")
         return {str(name): _column("the table", str(name), v) for name, v in table.items()}
-    told = f"the table is a {type(table).__name__}"
-    raise ValueError(f"{told}; expected a path, a data frame, or a dict of columns")
+    message = f"the table is a {type(table).__name__}"
+    raise ValueError(f"{message}; expected a path, a data frame, or a dict of columns")
 
 
 def files_of(path: str) -> list[str]:
@@ -95,11 +97,11 @@ def files_of(path: str) -> list[str]:
             names = [name for name in os.listdir(path) if not name.startswith(".")]
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        found = sorted(name for name in names if name.lower().endswith(KINDS))
-        if not found:
+        file_names = sorted(name for name in names if name.lower().endswith(KINDS))
+        if not file_names:
             kinds = " or ".join(KINDS)
             raise ValueError(f"{path} is a folder without files; expected {kinds} in it")
-        return [os.path.join(path, name) for name in found]
+        return [os.path.join(path, name) for name in file_names]
     if "," not in path or os.path.exists(path):
         return [path]
     return [part.strip() for part in path.split(",")]
@@ -154,7 +156,9 @@ def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
     """Replace 1 and 0 in a column by True and False if it is boolean in another file."""
     some = any(part.is_boolean for part in parts)
     others = [part.numbers for part in parts if not part.is_boolean]
-    if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):
+    if not some or not all(
+        np.isin(columns[~np.isnan(columns)], (0, 1)).all() for columns in others
+    ):
         return parts
     spelled = {1.0: "True", 0.0: "False"}
 
@@ -185,8 +189,8 @@ def _parquet(path: str) -> Columns:
 
 def _of_frame(file: str, frame: Any) -> Columns:
     if not len(frame) or not len(frame.columns):
-        told = f"{len(frame)} rows and {len(frame.columns)} columns"
-        raise ValueError(f"{file} has {told}; expected at least one of each")
+        size_text = f"{len(frame)} rows and {len(frame.columns)} columns"
+        raise ValueError(f"{file} has {size_text}; expected at least one of each")
     if twice := frame.columns[frame.columns.duplicated()].map(str).tolist():
         raise ValueError(f"{file}: expected distinct column names, found {listed(twice)} twice")
     whole = frame.astype(object).where(frame.notna(), None)

@@ -48,19 +48,25 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
 
     The factor between the units is at least 1.7, or they are degrees Fahrenheit and Celsius.
     """
-    known = {client: sums for client, sums in told.items() if sums.levels is None and sums.count}
-    groups = _divide({client: sums.logs for client, sums in known.items() if sums.logs.count})
-    factor = _factor(known, groups)
+    sums_by_client = {
+        client: sums for client, sums in told.items() if sums.levels is None and sums.count
+    }
+    groups = _divide(
+        {client: sums.logs for client, sums in sums_by_client.items() if sums.logs.count}
+    )
+    factor = _factor(sums_by_client, groups)
     if not factor:  # of degrees, which differ by a sum too
-        groups = _divide({client: sums.plain for client, sums in known.items()})
-        factor = _of_fahrenheit(known, groups)
+        groups = _divide({client: sums.plain for client, sums in sums_by_client.items()})
+        factor = _of_fahrenheit(sums_by_client, groups)
     if not factor:
         return ""
     low, high = groups
     how, odd, others = "larger", high, low
     if len(low) < len(high):
         how, odd, others = "smaller", low, high
-    mean, usual = (reduce(add, (known[c].plain for c in part)).mean for part in (odd, others))
+    mean, usual = (
+        reduce(add, (sums_by_client[c].plain for c in part)).mean for part in (odd, others)
+    )
     return (
         f"column {column}: the numbers in {listed(odd, 3)} are about {factor:.3g} times {how} "
         f"than those in {listed(others, 3)} (means {mean:.4g} and {usual:.4g}), as if they had "
