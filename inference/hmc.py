@@ -54,7 +54,7 @@ def hmc(
     log_density: LogDensity,
     start: Tensor,
     source: Generator,
-    kept: int | None = None,
+    draws_per_chain: int | None = None,
     thinning: int | None = None,
     jitter: float = 0.0,
     target: float | None = None,
@@ -65,13 +65,17 @@ def hmc(
         log_density: of points [S, d], differentiable.
         start: a point of each chain, [K, d].
         source: random generator.
-        kept: draws of each chain; default `KEPT`.
+        draws_per_chain: draws of each chain; default `KEPT`.
         thinning: iterations per draw; default `THINNING`.
         jitter: largest random decrease of the step size of each chain in an iteration, relative to
             it, so that no chain stays long where the density is narrow.
         target: mean probability of acceptance; default `TARGET`.
     """
-    kept, thinning, target = kept or KEPT, thinning or THINNING, target or TARGET
+    draws_per_chain, thinning, target = (
+        draws_per_chain or KEPT,
+        thinning or THINNING,
+        target or TARGET,
+    )
     now, step = _at(log_density, start), _StepSize(target)
     root = covariance_root(start)
 
@@ -96,7 +100,7 @@ def hmc(
         now, accepted, _ = iterated(step.size)
         step.adapt(float(accepted.mean()))
     points, wrong = [], []
-    for _ in range(kept):
+    for _ in range(draws_per_chain):
         ill = torch.zeros(len(start), dtype=torch.bool)
         for _ in range(thinning):
             now, _, diverging = iterated(step.average)

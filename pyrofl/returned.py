@@ -175,12 +175,12 @@ def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
     return dict(given)
 
 
-def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+def as_numbers(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
     """Return the given value if it is a tensor of the given shape; raise ValueError if it is not.
 
     Args:
         what: the value, for errors.
-        given: the value.
+        value: the value.
         shape: of the tensor; where it ends with -1, further axes may follow.
         dtype: torch.bool, torch.long for whole numbers of any type, or None for any numbers.
 
@@ -191,14 +191,14 @@ def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype
     words = {None: "numbers", torch.bool: "bools", torch.long: "whole numbers"}[dtype]
     axes = [*map(str, shape), *["..."] * open_end]
     expected = f"expected a tensor of {words}, [{', '.join(axes)}]"
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{what} is {_kind(given)}; {expected}")
-    if (given.shape[: len(shape)] if open_end else given.shape) != shape:
-        raise ValueError(f"{what} has shape {list(given.shape)}; {expected}")
-    whole = not given.is_floating_point() or bool((given == given.round()).all())
-    if (dtype is torch.bool and given.dtype != dtype) or (dtype is torch.long and not whole):
-        raise ValueError(f"{what} is {given.dtype}; {expected}")
-    return given
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{what} is {_kind(value)}; {expected}")
+    if (value.shape[: len(shape)] if open_end else value.shape) != shape:
+        raise ValueError(f"{what} has shape {list(value.shape)}; {expected}")
+    whole = not value.is_floating_point() or bool((value == value.round()).all())
+    if (dtype is torch.bool and value.dtype != dtype) or (dtype is torch.long and not whole):
+        raise ValueError(f"{what} is {value.dtype}; {expected}")
+    return value
 
 
 def _kind(value: object) -> str:

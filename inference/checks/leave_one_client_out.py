@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
 @checked
 def loco(
-    found: Run | Sequence[Run],
+    fitted: Run | Sequence[Run],
     draws: Annotated[int, Range(100)] = 2000,
     *,
     rounds: Whole = 0,
@@ -70,7 +70,7 @@ def loco(
     -138), and 0.05 after 8 rounds; that of the others is at most 0.01.
 
     Args:
-        found: a run of `pyrofl.hierarchical` or PVI, or several as chains.
+        fitted: a run of `pyrofl.hierarchical` or PVI, or several as chains.
         draws: number of draws of each run.
         rounds: rounds of the other clients before the estimate; 0 only divides the factor out.
         allow_diverged: accept diverged runs.
@@ -99,7 +99,7 @@ def loco(
     """
     import xarray
 
-    runs = [found] if isinstance(found, Run) else list(found)
+    runs = [fitted] if isinstance(fitted, Run) else list(fitted)
     refuse_no_runs(runs)
     if not runs:
         raise ValueError("the list of runs is empty; pass at least one run")

@@ -48,14 +48,18 @@ SAME = 1e-5  # largest relative difference of log likelihoods that count as equa
 
 
 def loo(
-    found: Run | Sequence[Run] | Any, draws: int = 1000, *, var_name: str | None = None, **what: Any
+    fitted: Run | Sequence[Run] | Any,
+    draws: int = 1000,
+    *,
+    var_name: str | None = None,
+    **what: Any,
 ) -> Any:
     """Estimate the log density of each row given all other rows, as ArviZ's ELPDData.
 
     Pareto k of every row are in its `pareto_k`; its printed form counts them.
 
     Args:
-        found: a run, several as chains, or the result of `to_arviz` with "log_likelihood".
+        fitted: a run, several as chains, or the result of `to_arviz` with "log_likelihood".
         draws: number of draws of each run.
         var_name: name of one observed site; default the sum of all sites of a row.
         what: further arguments of `to_arviz`, such as corrected.
@@ -82,8 +86,8 @@ def loo(
         >>> int(elpd.n_data_points)
         16
     """
-    data: Any = found
-    runs = [found] if isinstance(found, Run) else found
+    data: Any = fitted
+    runs = [fitted] if isinstance(fitted, Run) else fitted
     if isinstance(runs, Sequence) and not isinstance(runs, str):
         data = to_arviz(runs, draws, groups=("posterior", "log_likelihood"), **what)
     refuse_no_groups(data)

@@ -39,7 +39,7 @@ COLUMNS = ("variable", "client", "statistic", "observed", "mean", "low", "high",
 
 
 def predictive_checks(
-    found: Any,
+    fitted: Any,
     statistics: Collection[str] | Mapping[str, Statistic] = ("mean", "sd", "max"),
     draws: int = 1000,
     **what: Any,
@@ -47,7 +47,7 @@ def predictive_checks(
     """Compare statistics of each client's rows with those of posterior predictive draws.
 
     Args:
-        found: a `Run`, the result of `to_arviz` with the groups posterior_predictive and
+        fitted: a `Run`, the result of `to_arviz` with the groups posterior_predictive and
             observed_data, or that of `prior_predictive`; all chains are used together.
         statistics: names of `STATISTICS`, or name -> function of rows [..., N] to [...].
         draws: number of draws of a Run.
@@ -84,7 +84,7 @@ def predictive_checks(
             f"{', '.join(STATISTICS)}, or a dict of name -> function"
         )
     rows = []
-    for variable, client, seen, simulated in _clients(found, draws, what):
+    for variable, client, seen, simulated in _clients(fitted, draws, what):
         for name, statistic in functions.items():
             value, drawn = np.asarray(statistic(seen)), np.asarray(statistic(simulated))
             if value.shape or drawn.shape != simulated.shape[:1]:
@@ -98,7 +98,7 @@ def predictive_checks(
     return pandas.DataFrame(rows, columns=COLUMNS)
 
 
-def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
+def pit(fitted: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
     """Return the probability integral transform of each row: the predictive CDF at its response.
 
     It is uniform on 0 to 1 if forecasts are calibrated (Gneiting, Balabdaoui and Raftery 2007):
@@ -106,7 +106,7 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
     concentrates slightly around 1/2; ties count half, so that it is lumpy for counts.
 
     Args:
-        found: a `Run`, or the result of `to_arviz`, as in `predictive_checks`.
+        fitted: a `Run`, or the result of `to_arviz`, as in `predictive_checks`.
         draws: number of draws of a Run.
         what: further arguments of `to_arviz`, for a Run.
 
@@ -130,7 +130,7 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
     import pandas
 
     tables = []
-    for variable, client, seen, simulated in _clients(found, draws, what):
+    for variable, client, seen, simulated in _clients(fitted, draws, what):
         place = (simulated < seen).mean(0) + (simulated == seen).mean(0) / 2
         tables.append(pandas.DataFrame({"variable": variable, "client": client, "pit": place}))
     return pandas.concat(tables, ignore_index=True)

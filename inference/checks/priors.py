@@ -75,7 +75,7 @@ def prior_predictive(
     return prior_draws
 
 
-def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.DataFrame:
+def prior_sensitivity(fitted: Run | Sequence[Run], draws: int = 4000) -> pandas.DataFrame:
     """Measure how much the posterior changes if prior or likelihood are raised to a power near 1.
 
     Kallioinen, Paananen, Buerkner and Vehtari, "Detecting and Diagnosing Prior and Likelihood
@@ -84,7 +84,7 @@ def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.D
     that the distribution of group effects is kept, as in brms.
 
     Args:
-        found: a run, or several as chains.
+        fitted: a run, or several as chains.
         draws: number of draws of each run.
 
     Returns:
@@ -108,7 +108,7 @@ def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.D
     """
     import pandas
 
-    runs = [found] if isinstance(found, Run) else list(found)
+    runs = [fitted] if isinstance(fitted, Run) else list(fitted)
     run = runs[0]
     of_prior = ("posterior", "log_prior", "log_likelihood")
     data = to_arviz(runs, draws, groups=of_prior, progress=False)

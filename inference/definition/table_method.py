@@ -35,7 +35,7 @@ class TableMethod(Method):
         """Return the variables that a summary lists, and their names in it."""
 
     @abstractmethod
-    def predict_table(self, run: Any, x: Any, client: str | None, own: Any, asked: Any) -> Any:
+    def predict_table(self, run: Any, x: Any, client: str | None, own: Any, options: Any) -> Any:
         """Return predictions of the rows of a table."""
 
 

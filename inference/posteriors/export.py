@@ -95,12 +95,12 @@ def refuse_no_runs(runs: Sequence[object]) -> None:
             raise ValueError(f"runs hold a {type(run).__name__}; expected runs returned by `fit`")
 
 
-def refuse_no_groups(found: object) -> None:
+def refuse_no_groups(idata: object) -> None:
     """Raise ValueError unless an object holds ArviZ groups, as the result of `to_arviz`."""
-    if not isinstance(found, Mapping) and not (
-        hasattr(found, "groups") and hasattr(found, "attrs")
+    if not isinstance(idata, Mapping) and not (
+        hasattr(idata, "groups") and hasattr(idata, "attrs")
     ):
-        kind = type(found).__name__
+        kind = type(idata).__name__
         raise ValueError(f"found is a {kind}; expected a Run, or the result of `to_arviz`")
 
 

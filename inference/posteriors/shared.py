@@ -204,24 +204,24 @@ def _bare(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:
     return outline(data.names, sizes, data.x.shape[1:], data.y.shape[1:], data.classes, data.dtype)
 
 
-def shared_to_arviz(run: Fitted, draws: int = 1000, found: SharedDraws | None = None) -> Any:
+def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | None = None) -> Any:
     """Return posterior draws of the shared sites as ArviZ data, or None without shared sites.
 
     Args:
         run: a fitted run; it needs no rows.
         draws: number S of draws.
-        found: draws of `corrected_shared`; None draws from the guide. The attribute "corrected" is
-            its outcome, and sample_stats has pareto_k and importance_ess.
+        shared_draws: draws of `corrected_shared`; None draws from the guide. The attribute
+            "corrected" is its outcome, and sample_stats has pareto_k and importance_ess.
     """
-    found = found or SharedDraws(shared_posterior(run, draws))
-    if not found.values:
+    shared_draws = shared_draws or SharedDraws(shared_posterior(run, draws))
+    if not shared_draws.values:
         return None
     axes = {
         name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 1)))
-        for name, value in found.values.items()
+        for name, value in shared_draws.values.items()
     }
-    groups = {"posterior": {n: v[None] for n, v in found.values.items()}}
-    if (weights := found.weights) is not None:
+    groups = {"posterior": {n: v[None] for n, v in shared_draws.values.items()}}
+    if (weights := shared_draws.weights) is not None:
         groups["sample_stats"] = {"pareto_k": weights.k, "importance_ess": weights.ess}
         axes |= dict.fromkeys(groups["sample_stats"], ("chain",))
         for name, value in weights.shapes.items():
@@ -232,7 +232,7 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, found: SharedDraws | None = 
         "rounds": run.state.number,
         "seed": separate(run.seed).noise,
         "status": str(run.status),
-        "corrected": found.outcome,
+        "corrected": shared_draws.outcome,
     }
     coords = {ESTIMATE: ESTIMATES} if weights is not None and weights.shapes else {}
     return inference_data(groups, axes, coords, None, attrs)

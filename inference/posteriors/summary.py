@@ -19,12 +19,12 @@ OF_RUN = ("pareto_k", "importance_ess")
 
 
 def summarize(
-    found: Any, prob: float = 0.95, names: Mapping[str, str] | None = None
+    idata: Any, prob: float = 0.95, names: Mapping[str, str] | None = None
 ) -> pandas.DataFrame:
     """Return posterior mean, standard deviation, central interval and diagnostics of variables.
 
     Args:
-        found: result of `to_arviz`.
+        idata: result of `to_arviz`.
         prob: probability of the interval, whose ends are quantiles.
         names: variable -> its name in the table; None lists all variables of the posterior but
             the standardized ones of a non-centered form, and unconstrained ones.
@@ -44,11 +44,11 @@ def summarize(
 
     if not 0 < prob < 1:
         raise ValueError(f"prob is {prob}; expected a probability between 0 and 1")
-    posterior = found["posterior"]
+    posterior = idata["posterior"]
     names = entries_of(posterior, names)
     arviz, chains = import_arviz(), posterior.sizes["chain"]
     ends = (1 - prob) / 2, (1 + prob) / 2
-    stats, rows, index = found.get("sample_stats", {}), [], []
+    stats, rows, index = idata.get("sample_stats", {}), [], []
     for name, label in names.items():
         value = posterior[name]
         bulk, tail = (_of(arviz.ess, value, method=kind) for kind in ("bulk", "tail"))

@@ -216,34 +216,34 @@ class Factor(NamedTuple):
             share = torch.where(good, 1.0, share / 4)
         return at, best
 
-    def _curvature(self, found: Expansion) -> Tensor:
+    def _curvature(self, expansion: Expansion) -> Tensor:
         """Return minus the Hessian of log L [C, p, p], bounded below relative to the cavity."""
-        lower, values, vectors = self._relative_curvature(found)
+        lower, values, vectors = self._relative_curvature(expansion)
         half = lower @ vectors
         bounded: Tensor = (half * values.clamp(min=-INDEFINITE)[:, None]) @ half.mT
         return bounded
 
-    def _relative_curvature(self, found: Expansion) -> tuple[Tensor, Tensor, Tensor]:
+    def _relative_curvature(self, expansion: Expansion) -> tuple[Tensor, Tensor, Tensor]:
         """Return a root of the cavity's precision, and minus the Hessian of log L relative to it.
 
         The latter are eigenvalues [C, p] in ascending order, and eigenvectors [C, p, p].
         """
         lower = torch.linalg.cholesky(self.precision)
-        inner = torch.linalg.solve_triangular(lower, -found.hessian, upper=False)
+        inner = torch.linalg.solve_triangular(lower, -expansion.hessian, upper=False)
         inner = torch.linalg.solve_triangular(lower, inner.mT, upper=False)
         return lower, *torch.linalg.eigh((inner + inner.mT) / 2)
 
-    def _stated(self, at: Tensor, found: Expansion) -> Tensors:
+    def _stated(self, at: Tensor, expansion: Expansion) -> Tensors:
         """Return the factor with the derivatives and moments of an expansion at `at`."""
         one = torch.eye(self.root.shape[-1], dtype=self.root.dtype)
         back = torch.linalg.inv(self.root).mT  # from eta to e
-        of_e = back @ (found.inverse - one) @ back.mT
-        across = -back @ found.inverse @ found.cross
-        mean = times(self.root, found.mean)
-        explained = found.cross.mT @ found.inverse @ found.cross  # P_ue Cov(e) P_eu
-        of_u = self._curvature(found) + explained
-        shift_e = times(back @ found.inverse, found.mean) + times(across, at)
-        shift_u = found.score + times(of_u, at) + times(across.mT, mean)
+        of_e = back @ (expansion.inverse - one) @ back.mT
+        across = -back @ expansion.inverse @ expansion.cross
+        mean = times(self.root, expansion.mean)
+        explained = expansion.cross.mT @ expansion.inverse @ expansion.cross  # P_ue Cov(e) P_eu
+        of_u = self._curvature(expansion) + explained
+        shift_e = times(back @ expansion.inverse, expansion.mean) + times(across, at)
+        shift_u = expansion.score + times(of_u, at) + times(across.mT, mean)
         top, bottom = torch.cat([of_u, across.mT], -1), torch.cat([across, of_e], -1)
         return {
             "shift": torch.cat([shift_u, shift_e], -1),

@@ -290,9 +290,9 @@ class LikelihoodFactors:
         """Return the log density [S] of shared variables [S, d], up to a constant."""
         return self._product(u, self._evaluated(u), factors)
 
-    def _product(self, u: Tensor, found: Evaluated, factors: Tensors) -> Tensor:
+    def _product(self, u: Tensor, evaluated: Evaluated, factors: Tensors) -> Tensor:
         """Return the log density [S] at u [S, d], given the prior there."""
-        prior, roots, noise = self._stated(found)
+        prior, roots, noise = self._stated(evaluated)
         return prior + log_product(u[:, self.structure.reads], roots, noise, factors)
 
     def _sampled(self, factors: Tensors, variables: Variables) -> LogDensity:
@@ -372,13 +372,13 @@ class LikelihoodFactors:
         none = u.new_zeros(len(u), 1, self.structure.mine.size)
         return self.structure.evaluate(u[:, None], none, self.blank)
 
-    def _stated(self, found: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
+    def _stated(self, evaluated: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
-        noise = torch.ones_like(found.prior[:, 0])
+        noise = torch.ones_like(evaluated.prior[:, 0])
         has_known_noise = self.structure.linear is None or knows_noise(self.structure)
-        if not has_known_noise and found.response is not None:
-            noise = found.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
-        return found.prior[:, 0], found.roots[:, 0], noise
+        if not has_known_noise and evaluated.response is not None:
+            noise = evaluated.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
+        return evaluated.prior[:, 0], evaluated.roots[:, 0], noise
 
     # A client
 

@@ -37,11 +37,11 @@ WIDE = 2.0  # standard deviations around the mean, over which a conditional effe
 
 
 @checked
-def ratios(found: Any, prob: ProperShare = 0.95, draws: Count | None = None) -> pd.DataFrame:
+def ratios(fitted: Any, prob: ProperShare = 0.95, draws: Count | None = None) -> pd.DataFrame:
     """Return odds, rate or hazard ratios: the posterior of exp(b) for each coefficient.
 
     Args:
-        found: a run of a regression, or several.
+        fitted: a run of a regression, or several.
         prob: probability of the central interval.
         draws: posterior draws of each run; None is 2,000 in all.
 
@@ -66,14 +66,14 @@ def ratios(found: Any, prob: ProperShare = 0.95, draws: Count | None = None) -> 
         >>> table.index.name, table.index.tolist()
         ('odds ratio', ['age'])
     """
-    method = regression_of(found)
+    method = regression_of(fitted)
     name = method.design.family.ratio.get(method.link)
     if name is None:
         raise ValueError(
             f"link {method.link} of this family has no ratios; expected a log or logit link, or "
             "use Run.summary for differences"
         )
-    drawn = posterior_draws(found, draws)
+    drawn = posterior_draws(fitted, draws)
     every = coefficient_draws(method, drawn).items()
     values = {term: value for term, value in every if term.partition(" (")[0] != "Intercept"}
     table = _table({term: value.exp() for term, value in values.items()}, prob)
@@ -85,7 +85,7 @@ def ratios(found: Any, prob: ProperShare = 0.95, draws: Count | None = None) -> 
 
 @checked
 def groups(
-    found: Any,
+    fitted: Any,
     group: str | None = None,
     *,
     total: bool = False,
@@ -95,7 +95,7 @@ def groups(
     """Return effects of groups, as ranef() of lme4, or with total=True coefficients, as coef().
 
     Args:
-        found: a run of a regression, or several.
+        fitted: a run of a regression, or several.
         group: grouping factor, such as "client" or "client:ward"; None is all.
         total: whether to add the population's coefficient of the same term, if there is one.
         prob: probability of the central interval.
@@ -107,14 +107,14 @@ def groups(
     Raises:
         ValueError: if the regression has no group terms, or not this one.
     """
-    method = regression_of(found)
+    method = regression_of(fitted)
     design: Design = method.design
     names = [one.group.name for one in design.groups]
     if not names:
         raise ValueError("the formula has no group terms; expected one, such as (1 | client)")
     if group is not None:
         known(group, names, "grouping factor")
-    drawn = posterior_draws(found, draws)
+    drawn = posterior_draws(fitted, draws)
     values = {}
     for one in design.groups:
         if group not in (None, one.group.name):
@@ -129,7 +129,7 @@ def groups(
 
 @checked
 def forest(
-    found: Any,
+    fitted: Any,
     term: str = "Intercept",
     group: str | None = None,
     *,
@@ -140,7 +140,7 @@ def forest(
     """Plot a coefficient of every client or level with its interval, and that of the population.
 
     Args:
-        found: a run of a regression, or several.
+        fitted: a run of a regression, or several.
         term: coefficient, such as "Intercept" or "age".
         group: grouping factor; None is the first with this term.
         total: whether to show coefficients of the levels rather than deviations from the
@@ -156,7 +156,7 @@ def forest(
     """
     from pyrofl import figures
 
-    method = regression_of(found)
+    method = regression_of(fitted)
     having = [one.group.name for one in method.design.groups if term in one.entries]
     if not having:
         labels = dict.fromkeys(label for one in method.design.groups for label in one.entries)
@@ -165,10 +165,10 @@ def forest(
         )
     name = having[0] if group is None else group
     known(name, having, f"grouping factor of {term}:")
-    table = groups(found, name, total=total, prob=prob, draws=draws).xs(term, level="term")
+    table = groups(fitted, name, total=total, prob=prob, draws=draws).xs(term, level="term")
     rows = [table.iloc[:, [0, 3, 4]].set_axis(table.index.get_level_values("level"))]
     if total:
-        value = _population(method, posterior_draws(found, draws), term)
+        value = _population(method, posterior_draws(fitted, draws), term)
         if torch.is_tensor(value):
             rows.append(_table({"population": value}, prob).iloc[:, [0, 3, 4]])
     every = pd.concat(rows)
@@ -179,7 +179,7 @@ def forest(
 
 @checked
 def predict(
-    found: Any, rows: Any, client: str | None = None, draws: Count | None = None
+    fitted: Any, rows: Any, client: str | None = None, draws: Count | None = None
 ) -> Predictions:
     """Predict responses of new rows, of known clients or new ones; `Run.predict` calls it.
 
@@ -189,7 +189,7 @@ def predict(
     a new client, are drawn from the distribution of their group, which makes intervals wider.
 
     Args:
-        found: a run of a regression, or several.
+        fitted: a run of a regression, or several.
         rows: data frame or dict of columns, with the columns of the formula's right-hand side.
         client: name of a client; None is a new client, unless the rows name their clients.
         draws: posterior draws of each run; None is 2,000 in all.
@@ -201,12 +201,12 @@ def predict(
         ValueError: if a column is missing or of another type, a population term has an unknown
             level, the client is unknown or the rows name another one, or the family is cox.
     """
-    return predict_rows(found, rows, client, draws)
+    return predict_rows(fitted, rows, client, draws)
 
 
 @checked
 def conditional(
-    found: Any,
+    fitted: Any,
     column: str,
     by: str | None = None,
     *,
@@ -223,7 +223,7 @@ def conditional(
     the response is the log relative hazard. `pyrofl.figures.conditional` plots the result.
 
     Args:
-        found: a run of a regression, or several.
+        fitted: a run of a regression, or several.
         column: column of the formula: all levels of a category, or numbers from two standard
             deviations below to two above the mean, within the range of all rows.
         by: second column: all levels, or a number's mean and one standard deviation around it.
@@ -252,9 +252,9 @@ def conditional(
         >>> conditional(run, "x", points=3)["x"].round(2).tolist()
         [0.0, 1.75, 3.5]
     """
-    method = regression_of(found)
+    method = regression_of(fitted)
     design: Design = method.design
-    drawn = posterior_draws(found, draws)
+    drawn = posterior_draws(fitted, draws)
     if client is not None:
         known(client, drawn.clients, "client")
     fixed_values = dict(at or {})

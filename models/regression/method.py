@@ -79,7 +79,7 @@ class Regression(TableMethod):
         return parameters(self.design, self.chosen)
 
     def predict_table(
-        self, run: Any, x: Any, client: str | None, own: Any, asked: PredictionOptions
+        self, run: Any, x: Any, client: str | None, own: Any, options: PredictionOptions
     ) -> Predictions:
         """Predict new rows of a table; see `pyrofl.effects.predict`."""
         if own is not None:
@@ -87,7 +87,7 @@ class Regression(TableMethod):
                 "own rows are given; a regression predicts for a new client from all others: add "
                 "the client with pyrofl.join to use its rows"
             )
-        return predict_rows(run, x, client, **asked)
+        return predict_rows(run, x, client, **options)
 
     def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
         """Return names of the axes of sites, and labels of the axes, for ArviZ."""

@@ -70,13 +70,13 @@ class Rows(NamedTuple):
     response: Any
 
 
-def regression_of(found: Any) -> Any:
+def regression_of(fitted: Any) -> Any:
     """Return the regression that a run, or each of several, has fitted.
 
     Raises:
         ValueError: if it is not a run of a regression.
     """
-    run = found[0] if isinstance(found, Sequence) and len(found) else found
+    run = fitted[0] if isinstance(fitted, Sequence) and len(fitted) else fitted
     method = getattr(run, "method", None)
     if getattr(method, "design", None) is None:
         raise ValueError(
@@ -87,10 +87,10 @@ def regression_of(found: Any) -> Any:
     return method
 
 
-def posterior_draws(found: Any, draws: int | None = None) -> Draws:
+def posterior_draws(fitted: Any, draws: int | None = None) -> Draws:
     """Return draws of all sites of a run, or of several with equal weights."""
-    regression_of(found)
-    runs = list(found) if isinstance(found, Sequence) else [found]
+    regression_of(fitted)
+    runs = list(fitted) if isinstance(fitted, Sequence) else [fitted]
     count = draws or -(-DRAWN // len(runs))
     posterior = to_arviz(runs, count, groups=("posterior",), progress=False)["posterior"]
     sites = {}
@@ -295,7 +295,7 @@ def mean_of_rows(rows: Rows) -> Tensor:
 
 
 def predict_rows(
-    found: Any,
+    fitted: Any,
     x: Any,
     client: str | None = None,
     draws: int | None = None,
@@ -303,7 +303,7 @@ def predict_rows(
     **asked: Any,
 ) -> Predictions:
     """Predict responses of new rows of a table; see `pyrofl.effects.predict`."""
-    method = regression_of(found)
+    method = regression_of(fitted)
     design: Design = method.design
     if asked:
         raise ValueError(
@@ -314,7 +314,7 @@ def predict_rows(
             "a Cox model has no distribution of times, as it leaves the baseline hazard open; use "
             "pyrofl.effects.conditional for log relative hazards, or family 'weibull'"
         )
-    drawn = posterior_draws(found, draws)
+    drawn = posterior_draws(fitted, draws)
     if client is not None:
         known(client, drawn.clients, "client")
     frame = read_table(design, x, NEW if client is None else client)

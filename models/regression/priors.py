@@ -58,28 +58,28 @@ class Priors:
         )
 
 
-def make_priors(design: Design, link: str, given: Given) -> Priors:
-    """Return the priors of a design; those in `given` replace the defaults.
+def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
+    """Return the priors of a design; those in `user_priors` replace the defaults.
 
     Raises:
         ValueError: if a name is unknown, or a prior is not a distribution of single numbers.
     """
     family, clients = design.family, design.clients
-    given = _by_name(design, given)
+    user_priors = _by_name(design, user_priors)
     means, squares = mean_of(clients, design.population.evaluate)
     means, deviations = np.atleast_1d(means), np.sqrt(np.atleast_1d(squares))
     y_mean, y_scale = _response(design, link)
     coefficients = {}
     for name, scale in zip(design.terms, deviations.tolist(), strict=True):
         usual = f"dist.Normal(0.0, {_short(WIDE * y_scale / (scale or 1.0))})"
-        coefficients[name] = _chosen(usual, given, name, "b")
+        coefficients[name] = _chosen(usual, user_priors, name, "b")
     others = {}
     if design.population.has_intercept and family.kind in ("rows", "factor", "categorical"):
         usual = f"dist.Normal({_short(y_mean)}, {_short(WIDE * y_scale)})"
-        others["Intercept"] = _chosen(usual, given, "Intercept")
+        others["Intercept"] = _chosen(usual, user_priors, "Intercept")
     if family.kind == "ordinal":
-        others["cut_first"] = _chosen("dist.Normal(0.0, 5.0)", given, "cut_first")
-        others["cut_gaps"] = _chosen("dist.HalfNormal(2.5)", given, "cut_gaps")
+        others["cut_first"] = _chosen("dist.Normal(0.0, 5.0)", user_priors, "cut_first")
+        others["cut_gaps"] = _chosen("dist.HalfNormal(2.5)", user_priors, "cut_gaps")
     scales = {}
     for one in design.groups:
         _, square = mean_of(clients, one.columns.evaluate)
@@ -88,9 +88,9 @@ def make_priors(design: Design, link: str, given: Given) -> Priors:
         scales[one.name] = [float(_short(WIDE * y_scale / (s or 1.0))) for s in spread]
         values = scales[one.name][0] if len(spread) == 1 else scales[one.name]
         site = f"sd_{one.name}"
-        others[site] = _chosen(f"dist.HalfNormal({values})", given, site, "sd")
+        others[site] = _chosen(f"dist.HalfNormal({values})", user_priors, site, "sd")
         if one.is_correlated:
-            size = given.get(f"corr_{one.name}", given.get("corr", 1.0))
+            size = user_priors.get(f"corr_{one.name}", user_priors.get("corr", 1.0))
             if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
                 raise ValueError(
                     f"prior of corr_{one.name} is {size!r}; expected the concentration of an LKJ "
@@ -98,11 +98,11 @@ def make_priors(design: Design, link: str, given: Given) -> Priors:
                 )
             others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {float(size)})"
     for name, code in family.auxiliary.items():
-        others[name] = _chosen(code.replace("1 / S", _short(1 / y_scale)), given, name)
+        others[name] = _chosen(code.replace("1 / S", _short(1 / y_scale)), user_priors, name)
     return Priors(means.tolist(), coefficients, others, scales)
 
 
-def _by_name(design: Design, given: Given) -> dict[str, Any]:
+def _by_name(design: Design, user_priors: Given) -> dict[str, Any]:
     """Return priors by known names; b[x], as tables of results print it, is another name of x.
 
     Raises:
@@ -110,7 +110,7 @@ def _by_name(design: Design, given: Given) -> dict[str, Any]:
     """
     names, printed = _names(design), {f"b[{term}]": term for term in design.terms}
     priors_by_name: dict[str, Any] = {}
-    for name, prior in given.items():
+    for name, prior in user_priors.items():
         short = printed.get(name, name)
         known(short, names, "prior")
         if short in priors_by_name:
@@ -143,12 +143,12 @@ def _response(design: Design, link: str) -> tuple[float, float]:
     return middle, 1.0
 
 
-def _chosen(usual: str, given: Given, *names: str) -> str:
+def _chosen(usual: str, user_priors: Given, *names: str) -> str:
     """Return the code of a given prior by the first of its names, or the usual one."""
     for name in names:
-        if name in given:
-            code = code_of(given[name], name)
-            _refuse_support(given[name], usual, name)
+        if name in user_priors:
+            code = code_of(user_priors[name], name)
+            _refuse_support(user_priors[name], usual, name)
             return code
     return usual
 

@@ -232,9 +232,9 @@ def _array(where: str, value: Any) -> NDArray[Any]:
         raise ValueError(f"{where} is ragged; expected rows of one length") from error
 
 
-def responses_of(where: str, given: Any, classes: Words) -> Tensor:
+def responses_of(where: str, responses: Any, classes: Words) -> Tensor:
     """Return responses y as class indices (int64), or as floats if there are no classes."""
-    y = _array(where, given)
+    y = _array(where, responses)
     if classes:
         return torch.from_numpy(_labels(where, y, classes))
     if y.dtype.kind == "O":

@@ -29,26 +29,32 @@ def check_weights(weights: Tensor, rows: int) -> None:
 
 
 def of_classes(
-    asked: OfClasses, classes: Sequence[str], y: Tensor, train: Sequence[Tensor], before: Tensor
+    weights_by_class: OfClasses,
+    classes: Sequence[str],
+    y: Tensor,
+    train: Sequence[Tensor],
+    before: Tensor,
 ) -> Tensor:
     """Return the weight of each class [K], given weights by class name, or "balanced".
 
     Balanced weights are computed from each client's weight sums by class.
     """
-    if isinstance(asked, str):
-        known(asked, ("balanced",), "weights of classes:")
+    if isinstance(weights_by_class, str):
+        known(weights_by_class, ("balanced",), "weights of classes:")
         none = torch.zeros(len(classes), dtype=torch.float64)
         counts = [none.index_add(0, y[rows], before[rows]) for rows in train]
         sums = torch.stack(counts).sum(0)
         return torch.where(sums > 0, sums.sum() / ((sums > 0).sum() * sums), 1.0)
-    if not isinstance(asked, Mapping):
-        counts = f"weights of classes are a {type(asked).__name__}"
+    if not isinstance(weights_by_class, Mapping):
+        counts = f"weights of classes are a {type(weights_by_class).__name__}"
         raise ValueError(f"{counts}; expected 'balanced', or a dict: class -> weight")
-    for name, value in asked.items():
+    for name, value in weights_by_class.items():
         known(str(name), classes, "class")
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
             raise ValueError(f"class {name} weighs {value!r}; expected a number, at least 0")
-    return torch.tensor([float(asked.get(name, 1)) for name in classes], dtype=torch.float64)
+    return torch.tensor(
+        [float(weights_by_class.get(name, 1)) for name in classes], dtype=torch.float64
+    )
 
 
 def of_sites(

@@ -71,8 +71,8 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
         raise Stopped(tell(what(error)), code) from error
 
 
-def show(text: str = "", kept: str = "") -> None:
-    """Print a command's result; if that fails, report the written files, described by `kept`."""
+def show(text: str = "", note: str = "") -> None:
+    """Print a command's result; if that fails, report the written files, described by `note`."""
     try:
         if text:
             print(text)
@@ -82,7 +82,7 @@ def show(text: str = "", kept: str = "") -> None:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # the reader has closed the pipe
-            message = f"cannot print: {what(error)}{f'; {kept}' if kept else ''}"
+            message = f"cannot print: {what(error)}{f'; {note}' if note else ''}"
             raise Stopped(message, FAILED) from error
 
 

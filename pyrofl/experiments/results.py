@@ -248,11 +248,11 @@ def unlearned(run: Run) -> str:
 def save_predictions(
     path: Path,
     owners: Sequence[str | None],
-    found: Mapping[str | None, Predictions | PredictionSets],
+    predictions: Mapping[str | None, Predictions | PredictionSets],
 ) -> None:
     """Write the predictions of all rows to a CSV file, in the order of the input table."""
-    each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
-    names = list(next(iter(found.values())).columns())
+    each = {owner: zip(*one.columns().values(), strict=True) for owner, one in predictions.items()}
+    names = list(next(iter(predictions.values())).columns())
     rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))
     run_folder.prepare(path.parent, overwrite=True)
     with ending(lambda what: f"{path} cannot be written: {what}"):

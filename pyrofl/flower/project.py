@@ -72,18 +72,18 @@ class Project:
         return cls._of(path, {n.replace("-", "_"): v for n, v in entries.items()})
 
     @classmethod
-    def _of(cls, path: Path, found: dict[str, Any]) -> Project:
+    def _of(cls, path: Path, entries: dict[str, Any]) -> Project:
         """Build the settings from entries of a TOML table; raise ValueError for invalid ones."""
         kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
-        if unknown := sorted(found.keys() - kinds):
+        if unknown := sorted(entries.keys() - kinds):
             kinds_text = ", ".join(n.replace("_", "-") for n in kinds)
             raise ValueError(f"{path}: unknown entry {unknown[0]!r}; expected some of {kinds_text}")
         for name in ("methods", "features", "target"):
-            if not found.get(name):
+            if not entries.get(name):
                 raise ValueError(f"{path}: {name} is missing; expected it in [{TABLE}]")
-        for name in [name for name in found if kinds[name].startswith("tuple")]:
-            found[name] = names_of(f"{path}: {name}", found[name])
-        project = cls(path.parent, **found)
+        for name in [name for name in entries if kinds[name].startswith("tuple")]:
+            entries[name] = names_of(f"{path}: {name}", entries[name])
+        project = cls(path.parent, **entries)
         project._check(path)
         return project
 

@@ -257,14 +257,14 @@ class ResultStore:
     def _about(self) -> dict[str, Any]:
         return {"method": self.name, "clients": list(self.server.roster.names)}
 
-    def _write_draws(self, found: SharedDraws) -> None:
+    def _write_draws(self, draws: SharedDraws) -> None:
         """Store draws that clients have weighed, so that a resumed study does not ask again."""
-        if (weights := found.weights) is None:
+        if (weights := draws.weights) is None:
             return
-        content: Flat = {"round": self.server.state.number, "outcome": found.outcome}
+        content: Flat = {"round": self.server.state.number, "outcome": draws.outcome}
         content |= {"k": weights.k, "ess": weights.ess, "tried": weights.tried}
-        content |= {"log_w": found.log_w, "chosen": found.chosen}
-        content |= under("value", found.values) | under("shape", weights.shapes)
+        content |= {"log_w": draws.log_w, "chosen": draws.chosen}
+        content |= under("value", draws.values) | under("shape", weights.shapes)
         checkpoint_file.write(self.folder / CORRECTED, self._about, content)
 
     def _read_draws(self) -> None:
@@ -283,12 +283,12 @@ class ResultStore:
             )
             self.draws = SharedDraws(*some)
 
-    def _take_up(self, found: dict[str, Any]) -> None:
+    def _take_up(self, content: dict[str, Any]) -> None:
         last = self.server.state.number
-        rows = zip(*(found[name] for name in RECORDS), strict=True)
-        records = [RoundRecord(n, *row) for n, row in zip(found["number"], rows, strict=True)]
+        rows = zip(*(content[name] for name in RECORDS), strict=True)
+        records = [RoundRecord(n, *row) for n, row in zip(content["number"], rows, strict=True)]
         self.run.records += [record for record in records if record.number <= last]
-        self.run.history += [row for row in found["history"] if row["round"] <= last]
+        self.run.history += [row for row in content["history"] if row["round"] <= last]
 
     def _write(self) -> None:
         records = self.run.records

@@ -97,14 +97,14 @@ def refuse_integers(layers: Iterable[nn.Module], x: Tensor) -> None:
         )
 
 
-def as_outputs(layer: nn.Module, found: Any) -> Tensor:
+def as_outputs(layer: nn.Module, output: Any) -> Tensor:
     """Return the outputs of a layer; raise ValueError if they are no tensor."""
-    if not isinstance(found, Tensor):
+    if not isinstance(output, Tensor):
         raise ValueError(
-            f"{_forward(layer)} returns a {type(found).__name__}; expected one tensor of outputs "
+            f"{_forward(layer)} returns a {type(output).__name__}; expected one tensor of outputs "
             "[rows, outputs]"
         )
-    return found
+    return output
 
 
 @contextmanager

@@ -66,23 +66,23 @@ def is_regression(run: Run) -> bool:
     return getattr(run.method, "design", None) is not None
 
 
-def estimates(run: Run, found: Any, var_names: Sequence[str] | None = None) -> Estimates:
+def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> Estimates:
     """Return the table of estimates, and that of ratios if exp(b) has a meaning.
 
     Args:
         run: of a regression or a program.
-        found: its posterior, as `to_arviz` returns it.
+        idata: its posterior, as `to_arviz` returns it.
         var_names: variables of the table, in their order; None is all that have room.
     """
     method: Any = run.method
     if is_regression(run):
         has_ratios = method.design.family.ratio.get(method.link) and method.design.terms
-        table = summarize(found, names=variables_of(method))
-        return Estimates(found, table, ratios=effects.ratios(run) if has_ratios else None)
-    every = found["posterior"]
+        table = summarize(idata, names=variables_of(method))
+        return Estimates(idata, table, ratios=effects.ratios(run) if has_ratios else None)
+    every = idata["posterior"]
     shown, left = fitting(every, ENTRIES) if var_names is None else (var_names, [])
-    table = summarize(found, names={n: n for n in shown})
-    return Estimates(found, table, tuple(shown), left=tuple(left))
+    table = summarize(idata, names={n: n for n in shown})
+    return Estimates(idata, table, tuple(shown), left=tuple(left))
 
 
 def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:

@@ -61,9 +61,9 @@ def benefit(args: Namespace) -> None:
     show("\n\n".join(answer.told()), f"{folder} holds {FILE} and {FIGURE}")
 
 
-def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
+def refuse_study(folder: Path, saved: Sequence[SavedRun]) -> None:
     """Raise ValueError for the results of a Flower study, which lack predictions of single rows."""
-    if any("project" in one.facts for one in made):
+    if any("project" in one.facts for one in saved):
         raise ValueError(
             f"{folder} holds a Flower study, and the predictions of its test rows stay at the "
             "sites; expected a folder of pyrofl compare (clients.csv of each method has the scores "
@@ -71,10 +71,10 @@ def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
         )
 
 
-def write(folder: Path, found: Answer) -> None:
+def write(folder: Path, answer: Answer) -> None:
     """Write a comparison with local models to a folder: the table benefit.csv and a figure."""
-    run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
-    figures.save(found.figure(), folder / FIGURE)
+    run_folder.write_csv(folder / FILE, COLUMNS, answer.lines())
+    figures.save(answer.figure(), folder / FIGURE)
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,9 @@ def _marked(text: str, count: int) -> str:
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
-def compare_with_local(folder: Path, made: Sequence[SavedRun], by: RowScore | None) -> Answer:
+def compare_with_local(folder: Path, saved: Sequence[SavedRun], by: RowScore | None) -> Answer:
     """Compare every method's models with the clients' local models."""
-    pairs = paired(folder, made)
+    pairs = paired(folder, saved)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = chosen(tables[pairs[0][0].path], by)
     results, predicted = [], dict[str, list[Any]]()
@@ -204,20 +204,20 @@ def compare_with_local(folder: Path, made: Sequence[SavedRun], by: RowScore | No
             results.append(one)
     each = {name: calibration(some) for name, some in predicted.items()}
     with_draws = {name: one for name, one in each.items() if one}
-    return Answer(score, results, with_draws, list(notes(made, pairs, results, bool(with_draws))))
+    return Answer(score, results, with_draws, list(notes(saved, pairs, results, bool(with_draws))))
 
 
 def notes(
-    made: Sequence[SavedRun],
+    saved: Sequence[SavedRun],
     pairs: Sequence[tuple[SavedRun, SavedRun]],
-    found: Sequence[ModelComparison],
+    comparisons: Sequence[ModelComparison],
     calibrated: bool,
 ) -> Iterator[str]:
     """Yield notes that help to interpret a comparison of federated models with local models."""
-    chance = (1 - LEVEL) * len(found[0].sites)
+    chance = (1 - LEVEL) * len(comparisons[0].sites)
     yield (
         f"Each client is judged by its own 95% interval over test rows: without any difference, "
-        f"{chance:.2g} of {len(found[0].sites)} would count as better or worse by chance."
+        f"{chance:.2g} of {len(comparisons[0].sites)} would count as better or worse by chance."
     )
     if calibrated:
         yield (
@@ -226,7 +226,7 @@ def notes(
         )
     if not same_sites([own for own, _ in pairs]):
         yield "Each seed has its own partition, so its clients differ."
-    if alone := sorted({one.path.name for one in made} - {m.path.name for p in pairs for m in p}):
+    if alone := sorted({one.path.name for one in saved} - {m.path.name for p in pairs for m in p}):
         yield f"Left out, as no partner has their seed: {', '.join(alone)}."
-    if bad := [one.path.name for one in made if one.facts["status"]["kind"] == "diverged"]:
+    if bad := [one.path.name for one in saved if one.facts["status"]["kind"] == "diverged"]:
         yield f"Diverged: {', '.join(bad)}."

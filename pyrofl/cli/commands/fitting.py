@@ -79,19 +79,19 @@ def compare(experiment: Experiment) -> None:
         fit_all(experiment, selected, folder)
 
 
-def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
+def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
     """Fit all methods and seeds of a comparison, then write and print the results."""
     # Each leaves a checkpoint, so that those which are done need not be done again.
-    keepers = [keeping(job, experiment.rounds) for job in asked]
+    keepers = [keeping(job, experiment.rounds) for job in fits]
     run_folder.sweep(folder)
     for name in (*COMPARISON, *ABOUT):
         (folder / name).unlink(missing_ok=True)
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
-    say(experiment, results.about(asked[0].task.data, asked[0].task.likelihood, experiment))
+    say(experiment, results.about(fits[0].task.data, fits[0].task.likelihood, experiment))
     failed, lost, lacking = list[str](), list[str](), list[str]()
     open_runs = set[tuple[str, int]]()  # that have not converged
-    for job, keeper in zip(asked, keepers, strict=True):
+    for job, keeper in zip(fits, keepers, strict=True):
         try:
             done, scores, lack = fit_and_save(job, keeper)
         except Stopped as stop:
@@ -111,12 +111,10 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
         with ending(lambda what: f"after all runs: {what}; {checkpoints}"):
             lacking += write_comparison(folder, finals, history, results.main_metric(scores))
         show(compare_table(finals, open_runs), f"{folder} holds all results")
-    message = (
-        f"{len(lost)} of {len(asked)} runs diverged or aggregated no update: {'; '.join(lost)}"
-    )
+    message = f"{len(lost)} of {len(fits)} runs diverged or aggregated no update: {'; '.join(lost)}"
     if failed:
         also = f"; {message}" if lost else ""
-        message = f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{also}"
+        message = f"{len(failed)} of {len(fits)} runs failed: {'; '.join(failed)}{also}"
         raise Stopped(message, FAILED)
     for keeper in () if experiment.checkpoint_every else keepers:
         keeper.path.unlink(missing_ok=True)

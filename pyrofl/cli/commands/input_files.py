@@ -21,9 +21,9 @@ WRITTEN = re.compile(  # names of the files that run, compare, tune, benefit and
 )
 
 
-def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
+def refuse_replaced_inputs(arguments: object, folder: str | Path) -> None:
     """Raise ValueError if writing results to a folder could replace one of the command's inputs."""
-    for flag, file in input_files(given):
+    for flag, file in input_files(arguments):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
             below = any(Path(path).is_relative_to(one) for one in _both(folder))
             top, name = os.path.split(path)
@@ -34,12 +34,14 @@ def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
                 )
 
 
-def refuse_replaced_input(given: object, path: str | Path, run: str | Path | None = None) -> None:
+def refuse_replaced_input(
+    arguments: object, path: str | Path, run: str | Path | None = None
+) -> None:
     """Raise ValueError if an output path is an input file or belongs to the results of a run."""
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
-    inputs = [(f"--{flag} reads", file) for flag, file in input_files(given)]
+    inputs = [(f"--{flag} reads", file) for flag, file in input_files(arguments)]
     if run is not None:
         inputs += [("the run was fitted to", file) for _, file in input_files(_options(run))]
     for name, file in inputs:
@@ -56,11 +58,14 @@ def _options(run: str | Path) -> object:
     return None
 
 
-def input_files(given: object) -> Iterator[tuple[str, str]]:
+def input_files(arguments: object) -> Iterator[tuple[str, str]]:
     """Yield the option name and the path of every file that a command reads."""
     for name in FLAGS:
-        spec = getattr(given, name, None)
-        is_path = hasattr(given, "own_rows") and name in ("data", "own_rows")  # those of `predict`
+        spec = getattr(arguments, name, None)
+        is_path = hasattr(arguments, "own_rows") and name in (
+            "data",
+            "own_rows",
+        )  # those of `predict`
         for path in _files(spec, is_path) if isinstance(spec, str) else ():
             yield name.replace("_", "-"), path
 

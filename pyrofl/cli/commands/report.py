@@ -48,58 +48,58 @@ def report(args: Namespace) -> None:
     show(location)
 
 
-def _refuse_facts(made: SavedRun) -> None:
+def _refuse_facts(saved: SavedRun) -> None:
     """Raise ValueError if run.json lacks what the report states."""
     for name in ("bytes_down", "bytes_up", "seconds", "silent", "rejected"):
-        if not isinstance(made.facts.get(name), list):
+        if not isinstance(saved.facts.get(name), list):
             raise ValueError(
-                f"{made.path / 'run.json'} lacks the list {name}; expected a run's facts, as "
+                f"{saved.path / 'run.json'} lacks the list {name}; expected a run's facts, as "
                 "pyrofl writes them"
             )
 
 
-def html(folder: Path, made: Sequence[SavedRun], question: str | None = None) -> str:
+def html(folder: Path, saved: Sequence[SavedRun], question: str | None = None) -> str:
     """Return the report about saved runs as an HTML page."""
-    methods, facts = list(dict.fromkeys(one.method for one in made)), made[0].facts
+    methods, facts = list(dict.fromkeys(one.method for one in saved)), saved[0].facts
     kind = "classes" if facts["data"].get("classes") else "response"
     data = str(facts["experiment"].get("data", "the data")).removeprefix("csv:")
     target = facts["experiment"].get("target") or f"the {kind} of {data}"
     title = question or words.how_well(methods, target, facts["clients"])
-    return page(title, sections(folder, made))
+    return page(title, sections(folder, saved))
 
 
-def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
+def sections(folder: Path, saved: Sequence[SavedRun]) -> list[Section]:
     """Return all sections of the HTML report; with several seeds, figures show the first one."""
-    first = list({one.method: one for one in reversed(made)}.values())[::-1]
-    several = folder != made[0].path
-    front, more = summary(folder, made, first, several)
+    first = list({one.method: one for one in reversed(saved)}.values())[::-1]
+    several = folder != saved[0].path
+    front, more = summary(folder, saved, first, several)
     return [
         front,
         *more,
-        scored(folder, made, several),
+        scored(folder, saved, several),
         clients(first),
         classes(first),
         *tuned(folder, first),
-        verdicts(made),
+        verdicts(saved),
         held(first),
         learned(folder, first, several),
         calibrated(first),
         posteriors(first),
-        bytes_sent(made),
-        faults(made),
-        repeated(made, several),
+        bytes_sent(saved),
+        faults(saved),
+        repeated(saved, several),
     ]
 
 
 def summary(
-    folder: Path, made: Sequence[SavedRun], first: Sequence[SavedRun], several: bool
+    folder: Path, saved: Sequence[SavedRun], first: Sequence[SavedRun], several: bool
 ) -> tuple[Section, list[Section]]:
     """Return the first page, and the section on the benefit over local models, if any."""
-    experiment, sizes = made[0].facts["experiment"], sizes_of(made[0])
+    experiment, sizes = saved[0].facts["experiment"], sizes_of(saved[0])
     drawn: tuple[Any, str] | None = None
     results, problems, more = list[str](), list[str](), list[Section]()
     try:
-        answer = benefit.compare_with_local(folder, made, None)
+        answer = benefit.compare_with_local(folder, saved, None)
         benefit.write(folder, answer)
         results, more = answer.results, [bought(answer)]
         drawn = folder / benefit.FIGURE, "Difference from each client's own model, smallest first"
@@ -117,13 +117,13 @@ def summary(
             kind = one.facts["tested"].get("rows", "test")
             results += words.score_sentences(part, sizes_of(one), whose, kind)
             drawn = drawn or _figure(one, part)
-    for one in made:
+    for one in saved:
         start = f"{one.path.name}: " if several else ""
         problems += [f"{start}{note}." for note in one.facts.get("warnings", [])]
         for name, what in (("rejected", "messages were rejected"), ("silent", "drop-outs")):
             count = sum(map(len, one.facts.get(name, ())))
             problems += [f"{start}{count} {what}; see Faults."] if count else []
-    runs = (f"{o.method}, {o.facts['rounds']} rounds, seed {o.seed}" for o in made)
+    runs = (f"{o.method}, {o.facts['rounds']} rounds, seed {o.seed}" for o in saved)
     about = [("Method", "; ".join(runs))]
     if sizes:
         data = str(experiment.get("data", ""))
@@ -132,23 +132,23 @@ def summary(
     options = [f"{n} {v}" for n in ("net", "partition") if (v := experiment.get(n))]
     options += experiment.get("settings") or []
     about += [("Settings", ", ".join(options))] if options else []
-    all_status = ((one.path.name, one.facts["status"]) for one in made)
+    all_status = ((one.path.name, one.facts["status"]) for one in saved)
     statuses = [(name, had["kind"], had.get("why", had["text"])) for name, had in all_status]
     certain = words.score_certainty(parts) if parts else []
     return words.first_page(about, results, drawn, statuses, certain, problems), more
 
 
-def _figure(made: SavedRun, part: Any) -> tuple[Any, str]:
+def _figure(saved: SavedRun, part: Any) -> tuple[Any, str]:
     """Return the figure of the first page of a run: scores of clients, or for one, calibration."""
-    sizes, path = sizes_of(made), made.path / "figures/reliability.png"
+    sizes, path = sizes_of(saved), saved.path / "figures/reliability.png"
     return (path, CAPTIONS["reliability"]) if len(sizes) == 1 else words.score_figure(part, sizes)
 
 
-def bought(found: benefit.Answer) -> Section:
+def bought(answer: benefit.Answer) -> Section:
     """Return the report section on the benefit over local models, client by client."""
-    section = Section("Benefit of federation").table(found.head, found.table())
-    if found.calibration:
-        section.table(benefit.CALIBRATED, found.calibrated())
-    for note in found.notes:
+    section = Section("Benefit of federation").table(answer.head, answer.table())
+    if answer.calibration:
+        section.table(benefit.CALIBRATED, answer.calibrated())
+    for note in answer.notes:
         section.note(note)
     return section

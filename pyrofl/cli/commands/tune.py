@@ -89,7 +89,7 @@ def tune(experiment: Experiment) -> None:
         say(experiment, f"{path} holds {TABLE}, {FACTS} and a figure")
 
 
-def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
+def searches(experiment: Experiment, jobs_to_tune: Sequence[Job]) -> list[Search]:
     """Return the searches for settings of `compare --tune`, one per method, with its first seed."""
     if not experiment.tune:
         for flag, dest in (("--trials", "trials"), ("--metric", "metric")):
@@ -107,7 +107,7 @@ def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
             "--tune with several seeds, and each draws other test rows, among which those are "
             "that another holds back; expected --split-seed S, or --seeds 1"
         )
-    first = list({job.name: job for job in reversed(asked)}.values())[::-1]
+    first = list({job.name: job for job in reversed(jobs_to_tune)}.values())[::-1]
     fixed = tuple(experiment.settings)
     search_list = [
         Search(job, fixed, Path(str(experiment.out), f"{job.name}-{FOLDER}")) for job in first
@@ -173,29 +173,29 @@ def done(search: Search) -> TuningResult:
     return result
 
 
-def facts(search: Search, found: TuningResult) -> dict[str, Any]:
+def facts(search: Search, result: TuningResult) -> dict[str, Any]:
     """Return the content of tune.json, the result of a search for settings."""
     none = {"score": None}  # of NaN and infinity, which JSON lacks
-    trials = [asdict(t) | ({} if isfinite(t.score) else none) for t in found.trials]
+    trials = [asdict(t) | ({} if isfinite(t.score) else none) for t in result.trials]
     return {
         "about": search.about,
         "versions": run_folder.versions(),
-        "command": command(search, found),
-        "metric": found.metric,
-        "chosen": found.best,
-        "place": found.chosen,
-        "score": found.score,
-        "margins": [margin(found, one) for one in found.margins],
-        "rounds": found.rounds,
-        "seconds": found.seconds,
+        "command": command(search, result),
+        "metric": result.metric,
+        "chosen": result.best,
+        "place": result.chosen,
+        "score": result.score,
+        "margins": [margin(result, one) for one in result.margins],
+        "rounds": result.rounds,
+        "seconds": result.seconds,
         "trials": trials,
     }
 
 
-def margin(found: TuningResult, one: Margin) -> dict[str, Any]:
+def margin(result: TuningResult, one: Margin) -> dict[str, Any]:
     """Return how far a finalist scored below the best setting, as JSON-compatible values."""
     error = one.error if isfinite(one.error) else None
-    return {**asdict(one), "setting": found.settings[one.setting], "error": error}
+    return {**asdict(one), "setting": result.settings[one.setting], "error": error}
 
 
 def read(path: Path, about: dict[str, Any]) -> TuningResult:
@@ -218,34 +218,35 @@ def until(search: Search) -> str:
     return f"chosen on {share}, as validation rows; test rows are not used"
 
 
-def sentences(search: Search, found: TuningResult) -> Iterator[str]:
+def sentences(search: Search, result: TuningResult) -> Iterator[str]:
     """Describe the chosen settings, their margin over others, and the cost of the search."""
-    best = describe_setting(found.best)
-    yield f"{best} is the best of {len(found.settings)} settings, {until(search)}:"
-    yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
-    if found.margin:
-        yield f"Its margin is {found.margin}."
+    best = describe_setting(result.best)
+    yield f"{best} is the best of {len(result.settings)} settings, {until(search)}:"
+    cost = f"{result.rounds} rounds, {result.seconds:.1f} s"
+    yield f"{result.metric} {result.score:.4f} there, {cost}."
+    if result.margin:
+        yield f"Its margin is {result.margin}."
 
 
-def table(found: TuningResult) -> str:
+def table(result: TuningResult) -> str:
     """Format a table of all trials (fits with one setting each) of a search for settings."""
     lines = []
-    for (name, *_, chosen, _), t in zip(found.lines(), found.trials, strict=True):
+    for (name, *_, chosen, _), t in zip(result.lines(), result.trials, strict=True):
         score, mark = None if t.problem else t.score, "*" if chosen else ""
         lines.append((name, t.rounds, t.seed, score, t.seconds, mark, t.problem))
-    head = ("setting", "rounds", "seed", found.metric, "seconds", "chosen", "problem")
+    head = ("setting", "rounds", "seed", result.metric, "seconds", "chosen", "problem")
     return text_tables.table(head, lines)
 
 
-def command(search: Search, found: TuningResult) -> str:
+def command(search: Search, result: TuningResult) -> str:
     """Return the command line that runs the method with the chosen settings."""
-    chosen = (f"{n}={v}" for n, v in found.best.items())
+    chosen = (f"{n}={v}" for n, v in result.best.items())
     fitted = replace(search.job.experiment, settings=(*search.fixed, *chosen))
     return fitted.command(["run", search.job.name], search.job.task.seed)
 
 
-def drawn_of(search: Search, found: TuningResult) -> list[str]:
+def drawn_of(search: Search, result: TuningResult) -> list[str]:
     """Plot the scores of all tuning trials; return the names of figures that failed."""
     return results.drawn(
-        search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))]
+        search.path, [(FIGURE, lambda: figures.tuning(result.frame(), result.metric))]
     )

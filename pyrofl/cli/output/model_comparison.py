@@ -68,12 +68,12 @@ class ModelComparison:
         return f"{' and '.join(which)} {'has' if one else 'have'} not converged" if which else ""
 
 
-def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
+def paired(folder: Path, saved: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
     """Pair each run with the run of the method `local` (no federation) that has the same seed."""
-    owns = {one.seed: one for one in made if one.method == OWN}
-    pairs = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
+    owns = {one.seed: one for one in saved if one.method == OWN}
+    pairs = [(owns[one.seed], one) for one in saved if one.method != OWN and one.seed in owns]
     if not pairs:
-        held = ", ".join(sorted({one.path.name for one in made}))
+        held = ", ".join(sorted({one.path.name for one in saved}))
         raise ValueError(
             f"{folder} holds {held}; expected local, which is each site's own model, and another "
             "method of the same seed, as pyrofl compare local fedavg leaves them"
@@ -81,18 +81,18 @@ def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, Saved
     return pairs
 
 
-def models(made: SavedRun, table: DataFrame) -> list[Model]:
+def models(saved: SavedRun, table: DataFrame) -> list[Model]:
     """Return the models of a run to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
-    main = tuple(made.facts["tested"]["main"])
+    main = tuple(saved.facts["tested"]["main"])
     requested = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
-    return [(made.method, *one) for one in requested]
+    return [(saved.method, *one) for one in requested]
 
 
-def same_sites(made: Sequence[SavedRun]) -> bool:
+def same_sites(saved: Sequence[SavedRun]) -> bool:
     """Return whether the runs of all seeds have the same clients: natural groups, or one split."""
-    natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
-    return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
+    natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in saved)
+    return natural or len({one.facts["seeds"]["split"] for one in saved}) == 1
 
 
 def joined(

@@ -19,7 +19,7 @@ HASH = "hash"  # entry of tune.json, of all others
 AGAIN = "run the same pyrofl compare with --resume, or remove the file"
 
 
-def comparison(path: Path, made: Sequence[SavedRun]) -> list[CompareRow]:
+def comparison(path: Path, saved: Sequence[SavedRun]) -> list[CompareRow]:
     """Return the rows of compare.csv.
 
     Raises:
@@ -32,7 +32,7 @@ def comparison(path: Path, made: Sequence[SavedRun]) -> list[CompareRow]:
         rows = [(*_texts(line), float(line["value"]), line["tuned"]) for line in lines]
         values_by_key: dict[Any, float] = {row[:5]: row[5] for row in rows}
     runs = {key[:2] for key in values_by_key}
-    for one in made:
+    for one in saved:
         for key, value in _scores(one):
             received_value = values_by_key.get((one.method, one.seed, *key), math.nan)
             if (one.method, one.seed) in runs and not math.isclose(
@@ -42,7 +42,7 @@ def comparison(path: Path, made: Sequence[SavedRun]) -> list[CompareRow]:
                     f"{path} was altered or is of other runs: {key[-1]} of {one.path.name} is "
                     f"{received_value:g}, and {value:g} in its metrics.csv; {AGAIN}"
                 )
-    if others := sorted(runs - {(one.method, one.seed) for one in made}):
+    if others := sorted(runs - {(one.method, one.seed) for one in saved}):
         method, seed = others[0]
         raise ValueError(f"{path} has {method} of seed {seed}, whose run is not there; {AGAIN}")
     return rows

@@ -36,32 +36,32 @@ CAPTIONS = {
 }
 
 
-def verdicts(made: Sequence[SavedRun]) -> Section:
+def verdicts(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with the convergence status of every run."""
-    lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in made)
+    lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in saved)
     section = Section("Convergence").table(("run", "rounds", "status"), lines)
-    for one in made:
+    for one in saved:
         for note in one.facts.get("warnings", []):
             section.note(f"{one.path.name}: {note}.")
     return section
 
 
-def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
+def scored(folder: Path, saved: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with the models' scores and standard errors or intervals."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
-        of = comparison(folder / "compare.csv", made)
+        of = comparison(folder / "compare.csv", saved)
         seen = {(method, seed) for method, seed, *_ in of}
-        if lacks := [one.path.name for one in made if (one.method, one.seed) not in seen]:
+        if lacks := [one.path.name for one in saved if (one.method, one.seed) not in seen]:
             section.note(f"compare.csv lacks the scores of {', '.join(lacks)}.")
-        open_runs = {(one.method, one.seed) for one in made if not one.converged}
+        open_runs = {(one.method, one.seed) for one in saved if not one.converged}
         head, laid, notes = compare_lines(of, open_runs)
         section.table(head, laid)
         for note in notes:
             section.note(note)
         section.note("Clients weigh the same; ±: one standard error over seeds.")
         return section.figure(folder / "figures/comparison.png", CAPTIONS["comparison"])
-    for one in made:
+    for one in saved:
         try:
             section.table(("model", "adaptation", "score", "mean", "95% interval"), _means(one))
         except ValueError as error:
@@ -74,10 +74,10 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
     return section.note("All test rows of clients that train weigh the same.")
 
 
-def _means(made: SavedRun) -> list[tuple[Any, ...]]:
+def _means(saved: SavedRun) -> list[tuple[Any, ...]]:
     """Return mean test scores of every model of a run, with confidence intervals."""
     lines = []
-    for model, part in rows.read(made.path).groupby(["model", "adaptation"], sort=False):
+    for model, part in rows.read(saved.path).groupby(["model", "adaptation"], sort=False):
         numbers: list[RowScore] = ["accuracy"] if rows.classes_of(part) else ["error"]
         numbers += ["log_score", *(("crps",) if has_crps(part) else ())]
         for by in numbers:
@@ -87,12 +87,12 @@ def _means(made: SavedRun) -> list[tuple[Any, ...]]:
     return lines
 
 
-def classes(made: Sequence[SavedRun]) -> Section:
+def classes(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with scores per class over the test rows of all clients."""
     from pyrofl.inference.checks.by_class import scores_by_class
 
     section = Section("Classes")
-    for one in made:
+    for one in saved:
         try:
             table = rows.read(one.path)
         except ValueError as error:
@@ -115,10 +115,10 @@ def _plain(line: Sequence[Any]) -> list[Any]:
     ]
 
 
-def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
+def tuned(folder: Path, saved: Sequence[SavedRun]) -> list[Section]:
     """Return the report section on tuned settings in a list, which is empty without tuning."""
     section, lines = Section("How settings were chosen"), []
-    for one in made:
+    for one in saved:
         path = folder / f"{one.method}-tune"
         if (path / "tune.json").is_file():
             had = read_search(path / "tune.json")
@@ -147,9 +147,9 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def held(made: Sequence[SavedRun]) -> Section:
+def held(saved: Sequence[SavedRun]) -> Section:
     """Return the report section on the partition: each client's number of rows, and a figure."""
-    one = made[0]
+    one = saved[0]
     section, facts = Section("Who holds what"), one.facts["data"]
     plain = {n: v for n, v in facts.items() if not isinstance(v, dict) and v not in (None, [], "")}
     section.table((), [(n, _words(v)) for n, v in plain.items()])
@@ -158,24 +158,24 @@ def held(made: Sequence[SavedRun]) -> Section:
     return section.figure(one.path / "figures/partition.png", CAPTIONS["partition"])
 
 
-def _clients(made: SavedRun) -> list[dict[str, str]]:
-    path = made.path / "clients.csv"
+def _clients(saved: SavedRun) -> list[dict[str, str]]:
+    path = saved.path / "clients.csv"
     lines = run_folder.read_csv(path) if path.is_file() else []
     if lines and not {"client", "size"} <= set(lines[0]):
         raise ValueError(f"{path} lacks column client or size; expected those that pyrofl writes")
     return lines
 
 
-def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
+def learned(folder: Path, saved: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with curves of scores and of parameter changes over rounds."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
-    return _each(section, made, "convergence", "watched")
+    return _each(section, saved, "convergence", "watched")
 
 
-def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
+def _each(section: Section, saved: Sequence[SavedRun], *names: str) -> Section:
     """Add the figures with the given names to a report section; missing files are skipped."""
-    for one in made:
+    for one in saved:
         for name in names:
             path = one.path / f"figures/{name}.png"
             if path.is_file():
@@ -184,15 +184,15 @@ def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
     return section if section_with_figure else section.note(f"No figure: {', '.join(names)}.")
 
 
-def calibrated(made: Sequence[SavedRun]) -> Section:
+def calibrated(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with reliability diagrams, which show the calibration."""
-    return _each(Section("Calibration"), made, "reliability")
+    return _each(Section("Calibration"), saved, "reliability")
 
 
-def clients(made: Sequence[SavedRun]) -> Section:
+def clients(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with every client's score, the smallest client first."""
     section = Section("Clients")
-    for one in made:
+    for one in saved:
         try:
             section.table(*score_table(main_rows(one), sizes_of(one)))
         except ValueError:
@@ -207,30 +207,30 @@ def clients(made: Sequence[SavedRun]) -> Section:
             section.table(("client", "training rows", first), sorted(lines, key=lambda r: r[1]))
             section.note("No intervals: predictions of single rows are not in this folder.")
         section.note(f"{one.path.name}: its {one.facts['tested'].get('main', [''])[0]} model.")
-    return _each(section, made, "clients", "confidence")
+    return _each(section, saved, "clients", "confidence")
 
 
-def main_rows(made: SavedRun) -> Any:
+def main_rows(saved: SavedRun) -> Any:
     """Return the predictions of single rows by the main model of a run.
 
     Raises:
         ValueError: if they were not saved.
     """
-    table = of_model(rows.read(made.path), (made.method, *made.facts["tested"].get("main", ())))
+    table = of_model(rows.read(saved.path), (saved.method, *saved.facts["tested"].get("main", ())))
     if not len(table):
-        raise ValueError(f"{made.path / rows.NAME} has no rows of the main model")
+        raise ValueError(f"{saved.path / rows.NAME} has no rows of the main model")
     return table
 
 
-def sizes_of(made: SavedRun) -> dict[str, int]:
+def sizes_of(saved: SavedRun) -> dict[str, int]:
     """Return the number of training rows of every client of a run."""
-    return {r["client"]: int(r["size"]) for r in _clients(made)}
+    return {r["client"]: int(r["size"]) for r in _clients(saved)}
 
 
-def posteriors(made: Sequence[SavedRun]) -> Section:
+def posteriors(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with ArviZ summaries of the runs' posteriors."""
     section = Section("Posterior")
-    for one in made:
+    for one in saved:
         path = one.path / "posterior.nc"
         if not path.is_file():
             section.note(f"{one.path.name} has no posterior.nc.")
@@ -242,7 +242,7 @@ def posteriors(made: Sequence[SavedRun]) -> Section:
     return section
 
 
-def _summarise(section: Section, made: SavedRun, path: Path) -> None:
+def _summarise(section: Section, saved: SavedRun, path: Path) -> None:
     from pyrofl.inference.posteriors import export
 
     data = export.load(path)
@@ -251,25 +251,25 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
         table = export.import_arviz().summary(data, var_names=shown, kind="stats")
         numbers = zip(table.index, table.to_numpy(), strict=True)
         lines = [(str(name), *map(float, values)) for name, values in numbers]
-        section.table((made.path.name, *map(str, table.columns)), lines)
+        section.table((saved.path.name, *map(str, table.columns)), lines)
     if left:
-        section.note(f"{made.path.name}: no room here for {', '.join(left)}; see {path.name}.")
+        section.note(f"{saved.path.name}: no room here for {', '.join(left)}; see {path.name}.")
 
 
-def bytes_sent(made: Sequence[SavedRun]) -> Section:
+def bytes_sent(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with the bytes sent and the training time of every run."""
     lines = [
         (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELLED))
-        for one in made
+        for one in saved
     ]
     head = ("run", "numbers in a message", "bytes down", "bytes up", "seconds of training")
     return Section("Communication").table(head, lines)
 
 
-def faults(made: Sequence[SavedRun]) -> Section:
+def faults(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with the clients that were rejected or dropped out."""
     section = Section("Faults and rejections")
-    for one in made:
+    for one in saved:
         silent = Counter(name for some in one.facts["silent"] for name in some)
         rejected = [reason for some in one.facts["rejected"] for reason in some]
         if rejected:
@@ -282,16 +282,16 @@ def faults(made: Sequence[SavedRun]) -> Section:
     return section if section.parts else section.note("No message was rejected, and none was lost.")
 
 
-def repeated(made: Sequence[SavedRun], several: bool) -> Section:
+def repeated(saved: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with the command line that reproduces the runs."""
-    section = Section("Command").note(repeating(made, several), "command")
+    section = Section("Command").note(repeating(saved, several), "command")
     section.note("In the same folder, with the same files and the same versions:")
-    return section.note(f"{_words(made[0].facts.get('versions', {}))}.")
+    return section.note(f"{_words(saved[0].facts.get('versions', {}))}.")
 
 
-def repeating(made: Sequence[SavedRun], several: bool) -> str:
+def repeating(saved: Sequence[SavedRun], several: bool) -> str:
     """Return the `pyrofl` command line that reproduces a run or a comparison."""
-    methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
+    methods, seeds = (sorted({getattr(one, n) for one in saved}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]
-    text = Experiment.of(made[0].facts["experiment"]).command(command, seeds[0])
+    text = Experiment.of(saved[0].facts["experiment"]).command(command, seeds[0])
     return f"{text} --seeds {len(seeds)}" if several else text

@@ -217,20 +217,20 @@ def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
 
 
 def _values(
-    kept: Columns, names: Sequence[str], levels: Mapping[str, Sequence[str]], active: bool
+    columns: Columns, names: Sequence[str], levels: Mapping[str, Sequence[str]], active: bool
 ) -> Tensor:
     """Return the features x [N, C] of table columns.
 
     If preprocessing follows, they are float64 with category codes and NaN.
     """
     if not active:
-        return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
-    parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
+        return torch.from_numpy(np.stack([columns[name].single() for name in names], 1))
+    parts = [coded(columns[n], levels[n]) if n in levels else columns[n].numbers for n in names]
     return torch.from_numpy(np.stack(parts, 1))
 
 
 def _between_clients(
-    kept: Columns,
+    columns: Columns,
     rows: Mapping[str, Rows],
     numbers: Sequence[str],
     levels: Mapping[str, Sequence[str]],
@@ -238,8 +238,8 @@ def _between_clients(
     """Return warnings about columns that clients seem to write in different ways."""
     clients = []
     for own in rows.values():
-        sums = {name: told_of(kept[name].numbers[own]) for name in numbers}
-        sums |= {n: told_of(coded(kept[n].at(own), words), words) for n, words in levels.items()}
+        sums = {name: told_of(columns[name].numbers[own]) for name in numbers}
+        sums |= {n: told_of(coded(columns[n].at(own), words), words) for n, words in levels.items()}
         clients.append(sums)
     return in_spelling_and_units(clients, [*rows])
 

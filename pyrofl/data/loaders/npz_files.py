@@ -106,9 +106,9 @@ class Arrays:
             why = str(error) or type(error).__name__
             raise ValueError(f"{self.path} cannot be read as .npz: {why}") from error
 
-    def refuse(self, name: str, found: str, expected: str) -> None:
+    def refuse(self, name: str, actual: str, expected: str) -> None:
         """Raise ValueError that states an invalid property of an array, and the expected one."""
-        raise ValueError(f"{self.path}: {name} {found}; expected {expected}")
+        raise ValueError(f"{self.path}: {name} {actual}; expected {expected}")
 
     def header(self, name: str) -> Header:
         """Return the header of an array; raise ValueError if it is missing or its size is wrong."""

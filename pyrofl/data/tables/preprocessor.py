@@ -339,9 +339,9 @@ class PreprocessingPlan:
             for name, values in zip(self.columns, rows.T, strict=True)
         }
 
-    def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
+    def _unseen(self, values: Numbers, preprocessor: Preprocessor) -> dict[str, str]:
         """Return each column's categories that occur in no training row, with row counts."""
-        levels_by_name = {column.name: column.levels for column in made.columns}
+        levels_by_name = {column.name: column.levels for column in preprocessor.columns}
         unseen = {}
         for name, codes in zip(self.columns, values.T, strict=True):
             every, seen = self.levels.get(name, ()), levels_by_name.get(name) or ()
