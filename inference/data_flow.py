@@ -39,7 +39,7 @@ ROWS = re.compile(r"aggregate\.(.*\.)?(rows|server_data)")  # unlabeled rows, in
 
 
 @dataclass(frozen=True)
-class Part:
+class FlowPart:
     """Tensors of one role that are stored or sent together.
 
     Attributes:
@@ -81,12 +81,12 @@ class DataFlow(Summarised):
     clients: int
     rows: tuple[int, int]
     row_numbers: int
-    once: tuple[Part, ...]
-    down: tuple[Part, ...]
-    up: tuple[Part, ...]
-    server: tuple[Part, ...]
-    stays: tuple[Part, ...]
-    stored: tuple[Part, ...]
+    once: tuple[FlowPart, ...]
+    down: tuple[FlowPart, ...]
+    up: tuple[FlowPart, ...]
+    server: tuple[FlowPart, ...]
+    stays: tuple[FlowPart, ...]
+    stored: tuple[FlowPart, ...]
     first_round: tuple[int, int] | None = None
 
     @property
@@ -175,7 +175,7 @@ def get_data_flow(
         assert data is not None
         at, begun, rounds = by_round(method), {}, ROUNDS
         data = prepare_data(at(0), data)
-    recorder = _Recorder(at)
+    recorder = _FlowRecorder(at)
     begun |= {"participation": participation, "privacy": privacy, "check": False}
     states = []
     for state in federate(recorder.method, data, rounds, seed=seed, **begun):
@@ -191,7 +191,7 @@ def get_data_flow(
     return _flow(at(state.number - 1), data, state, recorder, first_round)
 
 
-class _Recorder:
+class _FlowRecorder:
     """Recorder of the downloads of a round, and of the tensors that messages are computed from."""
 
     def __init__(self, at: Callable[[int], Method]) -> None:
@@ -258,7 +258,7 @@ def _flow(
     method: Method,
     data: Federation,
     state: RoundState,
-    recorder: _Recorder,
+    recorder: _FlowRecorder,
     first_round: tuple[int, int] | None,
 ) -> DataFlow:
     """Return the data flow of a round, from the state after it and the recorded downloads."""
@@ -297,15 +297,15 @@ def _flow(
     )
 
 
-def _once(data: Federation) -> tuple[Part, ...]:
+def _once(data: Federation) -> tuple[FlowPart, ...]:
     """Return what a client sends before round one: its name and size, and sums of its columns."""
     names = data.names[: data.clients]
-    parts = [Part("name and number of rows", 1, tuple(len(n.encode()) + 8 for n in names))]
+    parts = [FlowPart("name and number of rows", 1, tuple(len(n.encode()) + 8 for n in names))]
     prepared = data.source.preparation if data.source is not None else None
     columns = [c for c in prepared.columns if c.is_standardised] if prepared else []
     if count := len(columns) + bool(data.source is not None and data.source.is_standardised):
         numbers = 4 * count  # values, missing values, mean and sum of squared deviations
-        parts.append(Part("sums of standardized columns", numbers, (8 * numbers,) * len(names)))
+        parts.append(FlowPart("sums of standardized columns", numbers, (8 * numbers,) * len(names)))
     return tuple(parts)
 
 
@@ -336,7 +336,7 @@ def _parts(
     tensors: Mapping[str, tuple[int, list[int]]],
     layers: Mapping[str, frozenset[str]],
     per_client: str = "",
-) -> tuple[Part, ...]:
+) -> tuple[FlowPart, ...]:
     """Join tensors of one role, which is named with its layers if these are not all of the role."""
     names_by_role: dict[str, list[str]] = {}
     for name in tensors:
@@ -353,9 +353,9 @@ def _parts(
         sizes = zip(*(tensors[name][1] for name in names), strict=True)
         numbers, each = sum(tensors[name][0] for name in names), tuple(map(sum, sizes))
         is_table = bool(pick(dict.fromkeys(names, torch.zeros(0)), per_client))
-        parts.append(Part(label, numbers, each, is_table))
+        parts.append(FlowPart(label, numbers, each, is_table))
     return tuple(parts)
 
 
-def _listed(parts: Iterable[Part]) -> str:
+def _listed(parts: Iterable[FlowPart]) -> str:
     return ", ".join(f"{part.role} ({part.numbers:,})" for part in parts) or "nothing"

@@ -71,7 +71,7 @@ OTHERS = "use pvi.hierarchical or likelihood_factors.hierarchical for this progr
 
 
 @dataclass(frozen=True)
-class Family:
+class ConjugateFamily:
     """Conjugate family; parameters of the posterior are those of the prior plus statistics.
 
     Attributes:
@@ -93,19 +93,19 @@ class Family:
 
 
 FAMILIES = {
-    torch.distributions.Beta: Family(
+    torch.distributions.Beta: ConjugateFamily(
         lambda v: dist.Beta(v[..., 0], v[..., 1]),
         ("concentration1", "concentration0"),
         lambda x: torch.stack([x.log(), (-x).log1p()], -1),
         torch.sigmoid,
     ),
-    torch.distributions.Gamma: Family(
+    torch.distributions.Gamma: ConjugateFamily(
         lambda v: dist.Gamma(v[..., 0], v[..., 1]),
         ("concentration", "rate"),
         lambda x: torch.stack([x.log(), -x], -1),
         torch.exp,
     ),
-    torch.distributions.Dirichlet: Family(
+    torch.distributions.Dirichlet: ConjugateFamily(
         dist.Dirichlet, ("concentration",), torch.log, lambda x: x.softmax(-1)
     ),
 }
@@ -116,7 +116,7 @@ class Conjugate:
     """Program with shared sites only; server tensors are NAME/parameters, [*q] for each site."""
 
     program: Program
-    families: dict[str, Family]
+    families: dict[str, ConjugateFamily]
     prior: Tensors
 
     def method(self) -> Method:
@@ -208,7 +208,7 @@ def refused(server: Tensors, cohort: Cohort) -> Tensors:
 
 
 def statistics(
-    program: Program, families: dict[str, Family], prior: Tensors, batch: Batch
+    program: Program, families: dict[str, ConjugateFamily], prior: Tensors, batch: Batch
 ) -> Tensors:
     """Return each client's statistics h_j [C, *q] by site; NaN where its likelihood has none.
 

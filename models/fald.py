@@ -131,7 +131,7 @@ def build(
         )
     model, q = Supervised(net, likelihood, prior), guides.delta(net.shapes, loc="w")
     names = [f"w/{n}" for n in net.shapes]
-    factors = Factors(net, likelihood, surrogates == "full")
+    factors = NormalFactors(net, likelihood, surrogates == "full")
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""
@@ -221,7 +221,7 @@ def build(
     )
 
 
-class Factors:
+class NormalFactors:
     """Normal approximations t_j of the clients' likelihoods, in natural parameters.
 
     A client keeps "own/shift" and "own/precision", the server their sum as "total/...".

@@ -25,13 +25,17 @@ from pyrofl.inference.acceleration.row_space.rewriting import alternatives
 from pyrofl.inference.acceleration.steps import PhaseRun
 from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.seeds import Streams
-from pyrofl.inference.training.phases import Trained, Training
+from pyrofl.inference.training.phases import Trained, TrainingContext
 from pyrofl.inference.training.schedules import minibatches, same_batch
 from pyrofl.tensors import Tensors, as_run, cut, join_up
 
 
 def run_phases(
-    training: Training, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
+    training: TrainingContext,
+    phases: Sequence[Phase],
+    received: Tensors,
+    local: Tensors,
+    cohort: Cohort,
 ) -> Trained:
     """Run training phases faster than as written: in groups by size, from recorded operations.
 
@@ -57,7 +61,7 @@ def run_phases(
     return after._replace(local=local | after.local)
 
 
-class Group(NamedTuple):
+class ClientGroupResult(NamedTuple):
     """Clients that were trained together, with their tensors before and the changed ones after."""
 
     places: Tensor  # [G], among all
@@ -66,7 +70,7 @@ class Group(NamedTuple):
     after: Trained
 
 
-def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
+def as_one(groups: Sequence[ClientGroupResult]) -> tuple[Trained, Axes]:
     """Join training results of groups of clients; also return which tensor axes index rows."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, steps, first = zip(*after, strict=True)
@@ -76,12 +80,12 @@ def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
     return Trained(local, next(both), torch.cat(steps)[back], next(both)), axes
 
 
-class GroupedTraining(Training):
+class GroupedTraining(TrainingContext):
     """Local training of clients in groups of similar numbers of rows."""
 
     def run(
         self, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
-    ) -> list[Group]:
+    ) -> list[ClientGroupResult]:
         """Run training phases for clients, in groups of similar numbers of rows where needed.
 
         Groups are returned separately if all phases ran on the same groups.
@@ -104,13 +108,15 @@ class GroupedTraining(Training):
                 group_phases = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Cohort(cohort.ids[some], cohort.size[some])
                 after = self._in_turn(group_phases, cut(received, some), before, whose, width)
-                groups.append(Group(some, before, width, after))
+                groups.append(ClientGroupResult(some, before, width, after))
             if len(turns) == 1:
                 return groups
             after, group_axes = as_one(groups)
             axes = {n: at for n, at in axes.items() if n not in after.local} | group_axes
             trained = trained.then(after)
-        return [Group(torch.arange(len(sizes)), local, longest, changes(local, trained))]
+        return [
+            ClientGroupResult(torch.arange(len(sizes)), local, longest, changes(local, trained))
+        ]
 
     def _in_turn(
         self,

@@ -59,7 +59,9 @@ class PhaseRun:
         self.once = False  # whether updates run only once, for all clients, and nothing in place
         self.ones = torch.ones_like(cohort.size)
         # Weak references: in a cycle, tensors would stay until the garbage is collected.
-        self.steps = [StepRun(self, step, names) for step, names in zip(steps, moving, strict=True)]
+        self.steps = [
+            AcceleratedStep(self, step, names) for step, names in zip(steps, moving, strict=True)
+        ]
         stepping = iter(self.steps)
         self.updates = [
             next(stepping) if isinstance(move, GradientStep) else MoveRun(self, move)
@@ -179,7 +181,7 @@ class MoveRun:
             run.write(name, value.detach())
 
 
-class StepRun:
+class AcceleratedStep:
     """Execution of a training phase's gradient steps on the tensors with matching names.
 
     Attributes:

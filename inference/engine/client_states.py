@@ -15,7 +15,7 @@ Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 """Names, shapes [*p] and types of a client's tensors, in the order of their names."""
 
 
-class Block:
+class StateBlock:
     """Memory block: stacked tensors of R clients, [R, ...], with the indices of unused rows."""
 
     def __init__(self, tables: Mapping[str, Tensor], free: Iterable[int] = ()) -> None:
@@ -23,12 +23,12 @@ class Block:
         self.layout = layout_of(tables)
 
 
-class Row:
+class StateRow:
     """Row of a memory block that holds one client's tensors; freed when no state uses it."""
 
     __slots__ = ("block", "index")
 
-    def __init__(self, block: Block, index: int) -> None:
+    def __init__(self, block: StateBlock, index: int) -> None:
         self.block, self.index = block, index
 
     @property
@@ -49,11 +49,11 @@ class RowStore:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.blocks: list[Block] = []
+        self.blocks: list[StateBlock] = []
 
-    def write(self, values: Tensors) -> list[Row]:
+    def write(self, values: Tensors) -> list[StateRow]:
         """Write clients' tensors [C, ...] to unused memory; return each client's storage row."""
-        layout, rows = layout_of(values), list[Row]()
+        layout, rows = layout_of(values), list[StateRow]()
         count = len(next(iter(values.values())))
         while (left := count - len(rows)) > 0:
             block = next((b for b in self.blocks if b.free and b.layout == layout), None)
@@ -64,19 +64,19 @@ class RowStore:
             part, index = slice(len(rows), len(rows) + len(free)), torch.tensor(free)
             for name, table in block.tables.items():
                 table[index.to(table.device)] = values[name][part].to(table.device)
-            rows += [Row(block, i) for i in free]
+            rows += [StateRow(block, i) for i in free]
         return rows
 
-    def _grow(self, values: Tensors, needed: int) -> Block:
+    def _grow(self, values: Tensors, needed: int) -> StateBlock:
         """Allocate a memory block for client states: the first for all clients, others smaller."""
         rows = max(needed, self.room // 4 if self.blocks else self.room)
         # Rows that are not written use no memory.
         tables = {n: v.new_empty(rows, *v.shape[1:]) for n, v in values.items()}
-        self.blocks.append(Block(tables, range(rows - 1, -1, -1)))
+        self.blocks.append(StateBlock(tables, range(rows - 1, -1, -1)))
         return self.blocks[-1]
 
 
-class Tables(Mapping[str, Tensor]):
+class StateTables(Mapping[str, Tensor]):
     """Mapping of names to stacked client tensors, which are assembled when they are read."""
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
@@ -89,7 +89,7 @@ class Tables(Mapping[str, Tensor]):
         return OrderedDict, (), None, None, iter([*self.items()])
 
 
-class ClientStates(Tables):
+class ClientStates(StateTables):
     """Immutable states of all clients: name -> tensor [J, ...], zero for clients without state.
 
     A round writes client states into free rows and creates new states, which share
@@ -97,7 +97,7 @@ class ClientStates(Tables):
     """
 
     def __init__(
-        self, clients: int, store: RowStore, rows: Mapping[int, Row], like: Tensors
+        self, clients: int, store: RowStore, rows: Mapping[int, StateRow], like: Tensors
     ) -> None:
         """Create the states of J clients from their storage rows and the tensors' layout.
 
@@ -119,9 +119,9 @@ class ClientStates(Tables):
         """
         if isinstance(tables, cls):
             return tables
-        block = Block(tables)
+        block = StateBlock(tables)
         ids = seen.nonzero().flatten().tolist() if tables else []
-        rows = {i: Row(block, i) for i in ids}
+        rows = {i: StateRow(block, i) for i in ids}
         return cls(len(seen), RowStore(len(seen)), rows, _like(rows.values()))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -152,7 +152,7 @@ class ClientStates(Tables):
                 states[name][places.to(part.device)] = part
         return states
 
-    def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
+    def write(self, ids: Tensor, values: Tensors) -> dict[int, StateRow]:
         """Write clients' next states [C, ...] to unused memory; return each client's storage row.
 
         The rows belong to no state before a call of `updated`, and become free without it.
@@ -163,7 +163,7 @@ class ClientStates(Tables):
             values = self.select(ids) | values
         return dict(zip(ids.tolist(), self.store.write(values), strict=True))
 
-    def updated(self, rows: Mapping[int, Row]) -> ClientStates:
+    def updated(self, rows: Mapping[int, StateRow]) -> ClientStates:
         """Return a copy of all client states, in which some clients have new states."""
         like = self._like | _like(rows.values())
         return ClientStates(self.clients, self.store, {**self._rows, **rows}, like)
@@ -179,16 +179,16 @@ def layout_of(tables: Mapping[str, Tensor]) -> Layout:
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(tables.items()))
 
 
-def _like(rows: Iterable[Row]) -> Tensors:
+def _like(rows: Iterable[StateRow]) -> Tensors:
     """Return empty tensors [0, ...] with the names, shapes and types of clients' stored tensors."""
     blocks = {id(row.block): row.block for row in rows}
     tables = {n: v for block in blocks.values() for n, v in block.tables.items()}
     return {n: v.new_empty(0, *v.shape[1:]) for n, v in tables.items()}
 
 
-def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, Tensor]]:
+def _by_block(rows: Iterable[tuple[int, StateRow]]) -> Iterator[tuple[Tensor, StateBlock, Tensor]]:
     """Group clients' memory rows by block; yield client positions, the block and row indices."""
-    rows_by_block: dict[int, tuple[Block, list[int], list[int]]] = {}
+    rows_by_block: dict[int, tuple[StateBlock, list[int], list[int]]] = {}
     for place, row in rows:
         _, places, index = rows_by_block.setdefault(id(row.block), (row.block, [], []))
         places.append(place)

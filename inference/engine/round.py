@@ -22,7 +22,7 @@ from pyrofl.data import Federation, Roster
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
-from pyrofl.inference.engine.client_states import ClientStates, Row
+from pyrofl.inference.engine.client_states import ClientStates, StateRow
 from pyrofl.inference.engine.messages import (
     BadMessage,
     form_of,
@@ -175,7 +175,7 @@ class LocalClients(RunningRound):
     def __init__(self, data: Federation, request: RoundRequest) -> None:
         self.data, self.request, last = data, request, request.state
         self.states = ClientStates.of(last.client_states, last.seen)
-        self.written: dict[int, Row] = {}  # new client states, used when the round is closed
+        self.written: dict[int, StateRow] = {}  # new client states, used when the round is closed
 
     def __exit__(self, *_: object) -> None:
         self.written = {}  # a round that failed leaves no new state

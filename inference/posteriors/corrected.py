@@ -51,10 +51,10 @@ from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.importance_sampling import (
-    Reply,
     Request,
-    Weighed,
+    TermsReply,
     Weighing,
+    WeightedDraws,
     Weights,
 )
 from pyrofl.inference.posteriors.outcomes import (
@@ -221,7 +221,7 @@ def near_list(
     return listed(state.server) if listed and guided.listed else None
 
 
-def with_shapes(weighed: Weighed) -> Weights:
+def with_shapes(weighed: WeightedDraws) -> Weights:
     """Return the diagnostics of weighted draws with the Pareto shapes of their estimates."""
     k = float(weighed.weights.k)
     return weighed.weights._replace(
@@ -244,14 +244,14 @@ def _together(
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of all clients together; return their log weights [S], and diagnostics."""
 
-    def exchange(request: Request) -> Reply:
+    def exchange(request: Request) -> TermsReply:
         """Return the terms of all groups at draws of the shared sites, and values of these."""
         if request.server is not None:
             relist(request.server)
         each = zip(shown(parts, len(request.noise)), request.draws, strict=True)
         terms = [part.together(request.noise, k, request.sets, request.more) for part, k in each]
         last = {n: v[-len(request.noise) :] for n, v in parts[0].shared_values().items()}
-        return Reply(terms, last)
+        return TermsReply(terms, last)
 
     rows = torch.tensor([part.group.client[2].mask.numel() for part in parts]).double()
     guided = parts[0].guided

@@ -14,7 +14,7 @@ from pyrofl.inference.posteriors.client_groups import ClientGroup, Proposed, eva
 from pyrofl.inference.posteriors.draws import Values, of_rows, placed
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.pointwise import CELLS
-from pyrofl.inference.posteriors.proposals import REACH, Predicted, around
+from pyrofl.inference.posteriors.proposals import REACH, ModeRegression, around
 from pyrofl.tensors import Tensors, matches, times
 
 WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
@@ -54,7 +54,7 @@ class GroupWeighing:
     method: Method
     group: ClientGroup
     guided: GuidedSites
-    near: Predicted | None = None
+    near: ModeRegression | None = None
     sites: dict[str, Values] = field(default_factory=dict)
 
     def alone(self, count: int) -> Tensor:
@@ -90,7 +90,7 @@ class GroupWeighing:
             for n, v in sites[0].items()
         }
         if not guided.listed:
-            self.near = Predicted.of(noise, torch.cat(modes))
+            self.near = ModeRegression.of(noise, torch.cat(modes))
         return GroupTerms(*(torch.cat(v) for v in zip(*parts, strict=True)))
 
     def shared_values(self) -> Tensors:

@@ -22,7 +22,7 @@ from pyrofl.inference.posteriors.guided_sites import LEAST, GuidedSites, NoUsabl
 from pyrofl.inference.posteriors.proposals import (
     FEWER,
     Listed,
-    Mixture,
+    ProposalMixture,
     ServerDraws,
     effective,
     nearer,
@@ -66,14 +66,14 @@ class Request(NamedTuple):
     more: bool = False
 
 
-class Reply(NamedTuple):
+class TermsReply(NamedTuple):
     """Terms of all groups of clients at requested draws, and the values of the shared sites."""
 
     terms: Sequence[GroupTerms]
     values: Tensors  # site -> [S, *p]
 
 
-Exchange = Callable[[Request], Reply]
+Exchange = Callable[[Request], TermsReply]
 
 
 class Weights(NamedTuple):
@@ -92,7 +92,7 @@ class Weights(NamedTuple):
     missing_mode: str = ""  # which mode of the posterior has no draws
 
 
-class Weighed(NamedTuple):
+class WeightedDraws(NamedTuple):
     """Weighted draws of the shared sites."""
 
     values: Tensors  # site -> draws [S, *p]
@@ -120,7 +120,7 @@ class Weighing:
     count: int
     listed: ServerDraws | None = None
 
-    def together(self) -> Weighed:
+    def together(self) -> WeightedDraws:
         """Weigh draws of the shared sites; draws of own sites are those of the last exchanges."""
         try:
             return self._of_list() if self.guided.listed else self._of_noise()
@@ -130,7 +130,7 @@ class Weighing:
                 "check the model: its posterior may be improper",
             ) from error
 
-    def _of_noise(self) -> Weighed:
+    def _of_noise(self) -> WeightedDraws:
         """Weigh draws of a normal guide, or of t distributions nearer to the posterior."""
         size = self.guided.sizes[0]
         draws = [self.guided.least] * len(self.rows)
@@ -156,12 +156,12 @@ class Weighing:
             proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
         return _weighed(reply.values, log_w, k)
 
-    def _of_list(self) -> Weighed:
+    def _of_list(self) -> WeightedDraws:
         """Weigh draws of the server's list, and of t distributions with their weighted moments.
 
         Where the list has no draws in a tail of the posterior, no weight shows it, so that further
-        draws are needed. They end once they agree with those before; see `Mixture`. Where the list
-        lacks a mode, neither shows it, so that points elsewhere follow; see `ModeSearch`.
+        draws are needed. They end once they agree with those before; see `ProposalMixture`. Where
+        the list lacks a mode, neither shows it, so that points elsewhere follow; see `ModeSearch`.
         """
         source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
         _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
@@ -173,7 +173,9 @@ class Weighing:
             return _weighed(reply.values, log_w, k)
         draws = [max(k, LEAST) for k in draws]  # for the tails, where the guide of z is worst
         at = source.places(len(e))
-        mixture = Mixture(self.listed, self.listed.noise[at], self.listed.log_density[at], ratio)
+        mixture = ProposalMixture(
+            self.listed, self.listed.noise[at], self.listed.log_density[at], ratio
+        )
         even = float(effective(log_w)) > EVEN * len(e)
         values, near, doubt = reply.values, None, ""
         for _ in range(ADAPTED):
@@ -226,14 +228,14 @@ class Weighing:
 
     def _tried(
         self, proposal: Any, count: int, draws: Sequence[int], sets: int = 1
-    ) -> tuple[Tensor, Reply, Tensor]:
+    ) -> tuple[Tensor, TermsReply, Tensor]:
         """Draw noise of the shared sites from a proposal, and compute its log weights."""
         e = self._sampled(proposal, count)
         reply = self.exchange(Request(e, draws, sets))
         standard = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
         return e, reply, _ratio(reply) + standard - proposal.log_prob(e)
 
-    def _enough(self, reply: Reply, w: Tensor, draws: Sequence[int]) -> list[int]:
+    def _enough(self, reply: TermsReply, w: Tensor, draws: Sequence[int]) -> list[int]:
         """Return the numbers of draws of z that limit the variance of log importance weights.
 
         Given are a reply with the variance that each client adds, weights of its draws [S], and
@@ -249,7 +251,7 @@ class Weighing:
         return enough
 
 
-def _ratio(reply: Reply) -> Tensor:
+def _ratio(reply: TermsReply) -> Tensor:
     """Return the log ratio of the posterior to the guide [S], up to a constant.
 
     Raises:
@@ -266,9 +268,9 @@ def _ratio(reply: Reply) -> Tensor:
 
 def _weighed(
     values: Tensors, log_w: Tensor, k: float, doubt: str = "", missing_mode: str = ""
-) -> Weighed:
+) -> WeightedDraws:
     """Return weighted draws with the diagnostics of their weights."""
     weights = Weights(
         torch.tensor([k]), effective(log_w)[None], len(log_w), doubt, missing_mode=missing_mode
     )
-    return Weighed(values, log_w, weights)
+    return WeightedDraws(values, log_w, weights)

@@ -143,7 +143,7 @@ class ServerDraws:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ProposalMixture:
     """Weighted draws of a server's list and of t distributions, as draws of their mixture.
 
     The list has the density f / Z, of which the server knows f, and clients report p / f at each
@@ -171,11 +171,11 @@ class Mixture:
     ratio: Tensor
     near: tuple[tuple[Any, int], ...] = ()
 
-    def extended(self, near: Any, noise: Tensor, level: Tensor, ratio: Tensor) -> Mixture:
+    def extended(self, near: Any, noise: Tensor, level: Tensor, ratio: Tensor) -> ProposalMixture:
         """Return the mixture with the draws of one more t distribution."""
         pairs = (self.noise, noise), (self.level, level), (self.ratio, ratio)
         e, log_f, log_r = map(torch.cat, pairs)
-        return Mixture(self.listed, e, log_f, log_r, (*self.near, (near, len(noise))))
+        return ProposalMixture(self.listed, e, log_f, log_r, (*self.near, (near, len(noise))))
 
     def log_weights(self) -> Tensor:
         """Return the log weights [n], up to a constant."""
@@ -223,14 +223,14 @@ def bridge(first: Tensor, second: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class ModeRegression:
     """Linear or quadratic regression that predicts modes of clients' noise from shared noise."""
 
     slopes: Tensor  # [features, C, n]
     squares: bool
 
     @classmethod
-    def of(cls, noise: Tensor, modes: Tensor) -> Predicted:
+    def of(cls, noise: Tensor, modes: Tensor) -> ModeRegression:
         """Regress modes of clients' noise [S, C, n] on shared noise [S, d], by least squares."""
         squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)

@@ -39,7 +39,7 @@ from pyrofl.inference.posteriors.draws import draws_specification, posterior
 from pyrofl.inference.posteriors.export import Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
-from pyrofl.inference.posteriors.importance_sampling import Reply, Request, Weighing, Weights
+from pyrofl.inference.posteriors.importance_sampling import Request, TermsReply, Weighing, Weights
 from pyrofl.inference.posteriors.outcomes import untrusted
 from pyrofl.inference.posteriors.proposals import resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
@@ -149,7 +149,7 @@ def _weighed(
 
     initial_guide = guided_by(new.server)
 
-    def exchange(wanted: Request) -> Reply:
+    def exchange(wanted: Request) -> TermsReply:
         """Return the terms of the groups that one process would form."""
         nonlocal number
         each = torch.zeros(data.clients, dtype=torch.long)
@@ -161,7 +161,7 @@ def _weighed(
         said, values = _at(run, *guide, wanted.noise)
         prior = (said["shared log_p"] - said["shared log_q"])[:, 0]
         terms = [GroupTerms(log_l[:, ids], noise[:, ids], prior) for ids in groups]
-        return Reply(terms, values)
+        return TermsReply(terms, values)
 
     common = stream(spec.seed, Stream.TEST, run.state.number)
     near = near_list(method, run.state, spec, initial_guide[0])

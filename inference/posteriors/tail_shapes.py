@@ -27,7 +27,7 @@ LESS = 3.0  # the largest value is below a third of its expectation with probabi
 CELLS = 10_000_000  # numbers in a tensor
 
 
-class Estimates(NamedTuple):
+class MomentEstimates(NamedTuple):
     """Means and standard deviations of coordinates, and their standard errors, [d] each."""
 
     mean: Tensor
@@ -109,7 +109,7 @@ def _shape(value: Tensor) -> Tensor:
     return torch.where(highest > 0, shape, -math.inf).nan_to_num(nan=math.inf)
 
 
-def estimates(x: Tensor, log_w: Tensor) -> Estimates:
+def estimates(x: Tensor, log_w: Tensor) -> MomentEstimates:
     """Return the estimates from draws [S, d] with normalized log weights [S]."""
     w = log_w.exp()
     mean = w @ x
@@ -117,7 +117,7 @@ def estimates(x: Tensor, log_w: Tensor) -> Estimates:
     sd = (w @ off.square()).sqrt()
     error = (w.square() @ off.square()).sqrt()
     sd_error = (w.square() @ (off.square() - sd.square()).square()).sqrt() / (2 * sd)
-    return Estimates(mean, sd, error, sd_error)
+    return MomentEstimates(mean, sd, error, sd_error)
 
 
 def difference(values: Tensors, one: Tensor, other: Tensor) -> str:

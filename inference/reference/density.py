@@ -47,7 +47,7 @@ class Coordinates(NamedTuple):
         return torch.Size(self.shape).numel()
 
 
-class Evaluated(NamedTuple):
+class DensityValues(NamedTuple):
     """Log density and values of sites at K points.
 
     Attributes:
@@ -103,16 +103,16 @@ class JointDensity:
         """Return log densities [K] of coordinates w [K, D], up to a constant."""
         return self.evaluate(w).log_density
 
-    def evaluate(self, w: Tensor) -> Evaluated:
+    def evaluate(self, w: Tensor) -> DensityValues:
         """Return log densities and values of sites at coordinates w [K, D]."""
         parts = self._split(w)
         run = _Run(self.sites, parts, self._split(self.power[None]))
         with run, rejecting():
             self.joint()
         free = {name: part for name, part in parts.items() if self.sites[name].transform}
-        return Evaluated(run.total.expand(len(w)), run.values, run.moments, free)
+        return DensityValues(run.total.expand(len(w)), run.values, run.moments, free)
 
-    def coordinates(self, evaluated: Evaluated) -> Tensor:
+    def coordinates(self, evaluated: DensityValues) -> Tensor:
         """Return the coordinates w [K, D] of values of sites, as `evaluate` returns them."""
         columns, powers = [], self._split(self.power[None])
         for name, one in self.sites.items():

@@ -35,7 +35,7 @@ Source = Callable[[str], Generator]
 """name of a client -> its random generator for a purpose, such as Monte Carlo noise."""
 
 
-class Training(NamedTuple):
+class TrainingContext(NamedTuple):
     """What all phases and clients have in common in the local training of a round.
 
     Attributes:
@@ -116,7 +116,7 @@ def train(
     phases, initial_names = method.phases if phases is None else phases, local.keys()
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
-    training = Training(method, data, noise, order, record, rounds)
+    training = TrainingContext(method, data, noise, order, record, rounds)
     run = (extension("executor") if record is not False else None) or run_phases
     with pyro.validation_enabled(False), torch.enable_grad():
         trained: Trained = run(training, phases, received, local, cohort)
@@ -128,7 +128,11 @@ def train(
 
 
 def run_phases(
-    training: Training, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
+    training: TrainingContext,
+    phases: Sequence[Phase],
+    received: Tensors,
+    local: Tensors,
+    cohort: Cohort,
 ) -> Trained:
     """Run training phases one after the other, as they are written."""
     trained = Trained.begin(local, cohort)
@@ -138,7 +142,7 @@ def run_phases(
 
 
 def run_phase(
-    training: Training, phase: Phase, received: Tensors, local: Tensors, cohort: Cohort
+    training: TrainingContext, phase: Phase, received: Tensors, local: Tensors, cohort: Cohort
 ) -> Trained:
     """Run one phase: its updates on each minibatch of the clients' rows, [C, B].
 

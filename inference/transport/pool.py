@@ -20,7 +20,7 @@ from torch import Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.shard import shard
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.engine.client_states import Tables
+from pyrofl.inference.engine.client_states import StateTables
 from pyrofl.inference.engine.requests import Reply, RoundRequest, RunningRound
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.transport.wire import sealed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 AHEAD = 1  # chunks that a worker may train before the last reply is received
 
 
-class RemoteStates(Tables):
+class RemoteStates(StateTables):
     """Client states [J, ...] that are stored in worker processes and fetched when first read."""
 
     def __init__(self, pool: Pool, number: int) -> None:

@@ -26,7 +26,7 @@ from pyrofl.inference.posteriors.draws import Values, draw, find_client_dependen
 from pyrofl.inference.posteriors.export import Fact
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
-from pyrofl.inference.posteriors.proposals import Predicted
+from pyrofl.inference.posteriors.proposals import ModeRegression
 from pyrofl.inference.privacy.sums import is_summed
 from pyrofl.inference.transport.wire import (
     Flat,
@@ -141,7 +141,7 @@ def _restore(part: GroupWeighing, records: list[dict[str, Any]], more: bool) -> 
     for source, one in zip(part.group.sources, records, strict=True):
         source.set_state(one["source"])
     if (slopes := [one["slopes"] for one in records])[0] is not None:
-        part.near = Predicted(torch.cat(slopes, 1), records[0]["squares"])
+        part.near = ModeRegression(torch.cat(slopes, 1), records[0]["squares"])
 
 
 def posterior(

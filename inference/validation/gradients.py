@@ -18,7 +18,7 @@ from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import (
-    Trial,
+    TestRound,
     named,
     rows_of,
     unchanged,
@@ -139,7 +139,7 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
     return replace(phase, updates=tuple(updates), epochs=epochs, batch=batch)
 
 
-def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
+def refuse_still(trial: TestRound, steps: Sequence[WatchedStep]) -> None:
     """Raise ValueError for a trained tensor that affects its loss but receives no gradient."""
     if not any(step.still for step in steps):
         return

@@ -222,7 +222,7 @@ Difference = tuple[str, str] | None  # where a tensor comes from, and its name
 
 
 @dataclass(frozen=True)
-class Trial:
+class TestRound:
     """Test round of some clients, which can be repeated with other clients or rows.
 
     Attributes:
@@ -349,7 +349,7 @@ class Trial:
                     results["statistics"] = method.metadata.count(got, seen, batch)
         return results
 
-    def _prefixes(self) -> Iterator[Trial]:
+    def _prefixes(self) -> Iterator[TestRound]:
         """Yield test rounds limited to the first 1, 2, ... updates of the training phases."""
         for i, phase in enumerate(self.phases):
             for j in range(len(phase.updates)):

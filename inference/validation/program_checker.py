@@ -55,7 +55,7 @@ class Look:
     def run(self, batch: Batch, received: Tensors, local: Tensors) -> tuple[Any, Any]:
         """Return traces of guide and model on a batch, with the same random noise in every call."""
         noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in batch.ids.tolist()]
-        drawn, drew = Drawn(), list[Drew]()
+        drawn, drew = InPlaceDetector(), list[Drew]()
 
         def guarded(program: Program, function: str) -> Program:
             def run(*args: Any) -> None:
@@ -288,7 +288,7 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
     return one.shape == other.shape and equal(one, other) and len(one.unique(dim=0)) > 1
 
 
-class Drawn(Messenger):
+class InPlaceDetector(Messenger):
     """Pyro messenger that detects programs which modify a sampled value in place."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from pyrofl.inference.engine.state import RoundState, client_inputs, to_data, up
 from pyrofl.inference.validation.differences import warn_of_odd_losses
 from pyrofl.inference.validation.gradients import WatchedStep, watched
 from pyrofl.inference.validation.independence import (
-    Trial,
+    TestRound,
     TrialRound,
     unchanged,
     undrawn,
@@ -57,7 +57,7 @@ def refuse_dependent_clients(
     phases = tuple(_short(phase, steps) for phase in (*method.phases, *method.adapt))
     for step in steps:
         step.keep = True
-    trial = Trial(method, few, state, phases, ids)
+    trial = TestRound(method, few, state, phases, ids)
     try:
         trial_round = trial.run_round(ids)
     except (ValueError, *FAILS):
@@ -139,7 +139,7 @@ def is_of_library(aggregate: Any) -> bool:
     return (owner.__module__ or "").startswith("pyrofl.")
 
 
-def refuse_memory(trial: Trial, trial_round: TrialRound) -> Tensors | None:
+def refuse_memory(trial: TestRound, trial_round: TrialRound) -> Tensors | None:
     """Return the next state of the server; raise ValueError if a second call gives another one."""
     method, few = without_secret_noise(trial.method), trial.data
     cohort, server = few.cohort(trial.ids), trial.state.server
@@ -193,7 +193,7 @@ def _guarded(aggregate: Any) -> Any:
     return replace(aggregate, server_step=step)
 
 
-def _refuse_far_rows(trial: Trial, client: int) -> None:
+def _refuse_far_rows(trial: TestRound, client: int) -> None:
     """Raise `Mixed` if a client's results change where others, or its padding, have far values.
 
     A branch on all rows, such as `(x > 2).any()`, then differs from that of its own rows.

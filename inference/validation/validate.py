@@ -37,7 +37,7 @@ from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_stil
 from pyrofl.inference.validation.independence import (
     Drew,
     Mixed,
-    Trial,
+    TestRound,
     TrialRound,
     steadied,
     undrawn,
@@ -189,7 +189,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     written, steps = set[str](), list[WatchedStep]()
     phases = (*method.phases, *method.adapt)
     short = tuple(watched(phase, written, steps) for phase in phases)
-    trial = Trial(method, few, state, short)
+    trial = TestRound(method, few, state, short)
     trial_round = _run_round(trial)
     if not all(v.isfinite().all() for v in trial_round.local.values()):
         return  # the round reports it, and names the clients
@@ -248,7 +248,7 @@ def _first(method: Method, few: Federation, ids: Tensor, initial: Tensors | None
     return to_data(server, few)
 
 
-def _run_round(trial: Trial) -> TrialRound:
+def _run_round(trial: TestRound) -> TrialRound:
     """Run the method's training phases on a few rows; raise ValueError on failure."""
     few = trial.data
 

@@ -119,7 +119,7 @@ class Teaching(TypedDict, total=False):
     augment: distillation.Augment | None
 
 
-class Settings(Teaching, fedavg.Training, total=False):
+class FedBESettings(Teaching, fedavg.Training, total=False):
     """Settings of the server's distillation and of the clients' local training."""
 
 
@@ -135,7 +135,7 @@ def build(
     on: Base = "fedavg",
     mu: NotNegative = 1e-3,
     server_momentum: ShareBelowOne = 0.9,
-    **settings: Unpack[Settings],
+    **settings: Unpack[FedBESettings],
 ) -> Method:
     """Build the FedBE method (Bayesian model ensemble, distilled at the server).
 

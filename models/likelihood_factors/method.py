@@ -40,7 +40,7 @@ from pyrofl.models.likelihood_factors.leaving import (
 from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
 from pyrofl.models.likelihood_factors.rules import rules
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
-from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu
+from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
 from pyrofl.models.shared.matrices import precise
 from pyrofl.tensors import Tensors, like, spread_out, under
@@ -290,7 +290,7 @@ class LikelihoodFactors:
         """Return the log density [S] of shared variables [S, d], up to a constant."""
         return self._product(u, self._evaluated(u), factors)
 
-    def _product(self, u: Tensor, evaluated: Evaluated, factors: Tensors) -> Tensor:
+    def _product(self, u: Tensor, evaluated: ProgramDensities, factors: Tensors) -> Tensor:
         """Return the log density [S] at u [S, d], given the prior there."""
         prior, roots, noise = self._stated(evaluated)
         return prior + log_product(u[:, self.structure.reads], roots, noise, factors)
@@ -367,12 +367,12 @@ class LikelihoodFactors:
             h *= self._stated(self._evaluated(u))[2].median()
         return Variables.of(self.structure, self._evaluated, u, h)
 
-    def _evaluated(self, u: Tensor) -> Evaluated:
+    def _evaluated(self, u: Tensor) -> ProgramDensities:
         """Run the program's prior at draws [S, d]."""
         none = u.new_zeros(len(u), 1, self.structure.mine.size)
         return self.structure.evaluate(u[:, None], none, self.blank)
 
-    def _stated(self, evaluated: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
+    def _stated(self, evaluated: ProgramDensities) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
         noise = torch.ones_like(evaluated.prior[:, 0])
         has_known_noise = self.structure.linear is None or knows_noise(self.structure)
@@ -428,7 +428,7 @@ class LikelihoodFactors:
         u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
         factors = self._factors(server)
 
-        def listed_at(u: Tensor, found: Evaluated) -> tuple[Tensors, Tensor]:
+        def listed_at(u: Tensor, found: ProgramDensities) -> tuple[Tensors, Tensor]:
             value = self._product(u, found, factors)
             return server | {"server/draws": u, "server/log_density": value}, value
 

@@ -61,7 +61,7 @@ class Response(NamedTuple):
     weight: Tensor  # of the rows, 0 where there is none
 
 
-class Evaluated(NamedTuple):
+class ProgramDensities(NamedTuple):
     """Log densities of clients' programs at S points, and the roots of their effects."""
 
     prior: Tensor  # log p(u) of the unconstrained shared variables, [S, C]
@@ -116,7 +116,7 @@ class Structure:
         with RowsFilled(self.mine.sites), NonCentered(self.centered):
             self.program(received, local, batch)
 
-    def evaluate(self, u: Tensor, eta: Tensor, batch: Batch) -> Evaluated:
+    def evaluate(self, u: Tensor, eta: Tensor, batch: Batch) -> ProgramDensities:
         """Return log densities and roots at u [S, C, d] and eta [S, C, m], differentiably."""
         handler = NonCentered(self.centered)
 
@@ -156,7 +156,7 @@ class Structure:
         loc, scale = (
             torch.cat([v.expand(*u.shape[:-1], -1) for v in parts], -1) for parts in pairs
         )
-        return Evaluated(prior, likelihood, roots, _response(p, batch), loc, scale)
+        return ProgramDensities(prior, likelihood, roots, _response(p, batch), loc, scale)
 
     def _roots(
         self, u: Tensor, values: Tensors, stated: Mapping[str, tuple[Tensor, bool]]

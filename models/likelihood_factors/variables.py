@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyrofl.inference.hmc import LogDensity, covariance_root
 from pyrofl.inference.posteriors.proposals import ModeSearch, ServerDraws
-from pyrofl.models.likelihood_factors.structure import Evaluated, Structure
+from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure
 from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
 
@@ -75,12 +75,12 @@ class Variables:
     """
 
     structure: Structure
-    prior: Callable[[Tensor], Evaluated]
+    prior: Callable[[Tensor], ProgramDensities]
     power: Tensor
 
     @classmethod
     def of(
-        cls, structure: Structure, prior: Callable[[Tensor], Evaluated], u: Tensor, h: Tensor
+        cls, structure: Structure, prior: Callable[[Tensor], ProgramDensities], u: Tensor, h: Tensor
     ) -> Variables:
         """Choose the exponents, given draws u [S, d] and the precision h [d] of the factors."""
         with torch.no_grad():
@@ -100,7 +100,7 @@ class Variables:
             w: Tensor = (u - evaluated.loc[:, 0]) / evaluated.scale[:, 0] ** (1 - self.power)
         return w
 
-    def shared(self, w: Tensor) -> tuple[Tensor, Evaluated, Tensor]:
+    def shared(self, w: Tensor) -> tuple[Tensor, ProgramDensities, Tensor]:
         """Return u at w [S, d], the prior there, and the log Jacobian [S]."""
         u = w
         for _ in range(len(self.structure.spread) + 1):  # scales may be effects themselves
@@ -115,7 +115,7 @@ class Variables:
         self,
         u: Tensor,
         log_density: Tensor,
-        listed_at: Callable[[Tensor, Evaluated], tuple[Tensors, Tensor]],
+        listed_at: Callable[[Tensor, ProgramDensities], tuple[Tensors, Tensor]],
     ) -> ServerDraws:
         """Return draws u [S, d] and their log density [S] as noise of the variables w.
 

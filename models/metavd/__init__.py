@@ -96,7 +96,7 @@ from pyrofl.models.guides.dropout import (
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
-from pyrofl.models.metavd.hypernetwork import Source, embed
+from pyrofl.models.metavd.hypernetwork import DropoutSource, embed
 from pyrofl.models.metavd.programs import (
     DropoutLayers,
     Sampling,
@@ -283,7 +283,7 @@ def build(
         case "ensemble":
             source = hypernetwork.rows(first, hyper_step)
         case _:
-            source = Source()
+            source = DropoutSource()
     adapts, meta = on != "fedavg", on in ("maml", "perfedavg")
     optims = {"loc/*": sgd(server_lr, momentum) if adapts else sgd(1.0), **source.optims}
 

@@ -31,7 +31,7 @@ PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
 
 
 @dataclass(frozen=True)
-class Source:
+class DropoutSource:
     """Server functions that generate and update the clients' dropout parameters."""
 
     # (generator, clients) -> what the server holds for it, names under "server/"
@@ -52,7 +52,7 @@ def hypernetwork(
     embedding: int | None,  # length of e_m; None is 1 + clients // 4
     bound: float,  # largest change from the start; beyond it h has no gradient
     optims: tuple[Optim, Optim],  # of psi and of the embeddings
-) -> Source:
+) -> DropoutSource:
     """Return server functions of a hypernetwork that predicts each client's dropout parameters.
 
     The hypernetwork h_psi maps a client's embedding e_m to its parameters s_m:
@@ -92,10 +92,10 @@ def hypernetwork(
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
-    return Source(start, read, slope, optims=moved, metadata={TABLE: (PER_CLIENT, REPORTED)})
+    return DropoutSource(start, read, slope, optims=moved, metadata={TABLE: (PER_CLIENT, REPORTED)})
 
 
-def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
+def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> DropoutSource:
     """Return server functions for dropout parameters that all clients share (naive VD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
@@ -110,10 +110,10 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
         now = {n: v[0] for n, v in read(server, cohort.ids[:1]).items()}
         return under(OWN, {n: now[n] - v for n, v in combine(found, cohort.size, now).items()})
 
-    return Source(start, read, slope, optims={f"{OWN}/*": optim})
+    return DropoutSource(start, read, slope, optims={f"{OWN}/*": optim})
 
 
-def rows(first: Tensors, most: float | None = None) -> Source:
+def rows(first: Tensors, most: float | None = None) -> DropoutSource:
     """Return server functions for separate dropout parameters of each client (EnsembleVD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
@@ -130,7 +130,7 @@ def rows(first: Tensors, most: float | None = None) -> Source:
             found = {n: here[n] + (v - here[n]).clamp(-most, most) for n, v in found.items()}
         return under(OWN, {n: own[n].index_copy(0, cohort.ids, v) for n, v in found.items()})
 
-    return Source(start, read, store=store, metadata={f"{OWN}/*": PER_CLIENT})
+    return DropoutSource(start, read, store=store, metadata={f"{OWN}/*": PER_CLIENT})
 
 
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:
@@ -148,7 +148,9 @@ def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip:
     return moved
 
 
-def shortened(source: Source, server: Tensors, moved: Tensors, most: float | None) -> Tensors:
+def shortened(
+    source: DropoutSource, server: Tensors, moved: Tensors, most: float | None
+) -> Tensors:
     """Scale down a server step until no dropout parameter changes by more than `most`.
 
     All clients that train are considered.

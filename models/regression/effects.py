@@ -20,7 +20,7 @@ from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.models.regression.design import Design, Grouped, level_text
 from pyrofl.models.regression.prediction import (
     NEW,
-    Draws,
+    RegressionDraws,
     mean_of_rows,
     posterior_draws,
     predict_rows,
@@ -325,7 +325,7 @@ def _middle(design: Design, name: str, client: str | None) -> Any:
     return _values(design, name, [0.0])[0]
 
 
-def coefficient_draws(method: Any, drawn: Draws) -> dict[str, Tensor]:
+def coefficient_draws(method: Any, drawn: RegressionDraws) -> dict[str, Tensor]:
     """Return draws [S] of the population's coefficients by name, with the intercept's first."""
     design: Design = method.design
     normal, single = coefficients(method.chosen)
@@ -348,12 +348,14 @@ def coefficient_draws(method: Any, drawn: Draws) -> dict[str, Tensor]:
     return draws_by_name
 
 
-def _population(method: Any, drawn: Draws, term: str) -> Tensor | float:
+def _population(method: Any, drawn: RegressionDraws, term: str) -> Tensor | float:
     """Return draws [S] of the population's coefficient of a term; 0 if there is none."""
     return coefficient_draws(method, drawn).get(term, 0.0)
 
 
-def _effects(one: Grouped, drawn: Draws, client: str) -> Iterator[tuple[str, str, Tensor]]:
+def _effects(
+    one: Grouped, drawn: RegressionDraws, client: str
+) -> Iterator[tuple[str, str, Tensor]]:
     """Yield level, term and draws [S] of each effect of a group."""
     value, k = drawn.sites[f"r_{one.name}"], len(one.entries)
     if k == 1 and one.kind != "shared":

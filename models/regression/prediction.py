@@ -47,7 +47,7 @@ Effects = Literal["client", "none"]
 """Whether the effects of groups are those of a client and its levels, or 0."""
 
 
-class Draws(NamedTuple):
+class RegressionDraws(NamedTuple):
     """Posterior draws of a regression.
 
     Attributes:
@@ -63,7 +63,7 @@ class Draws(NamedTuple):
     seed: int
 
 
-class Rows(NamedTuple):
+class RowPredictors(NamedTuple):
     """Linear predictor [S, 1, N, ...] and response distribution of new rows; None for Cox."""
 
     eta: Tensor
@@ -87,7 +87,7 @@ def regression_of(fitted: Any) -> Any:
     return method
 
 
-def posterior_draws(fitted: Any, draws: int | None = None) -> Draws:
+def posterior_draws(fitted: Any, draws: int | None = None) -> RegressionDraws:
     """Return draws of all sites of a run, or of several with equal weights."""
     regression_of(fitted)
     runs = list(fitted) if isinstance(fitted, Sequence) else [fitted]
@@ -99,7 +99,7 @@ def posterior_draws(fitted: Any, draws: int | None = None) -> Draws:
         sites[name] = tensor(stacked.values)
     clients = [str(name) for name in runs[0].data.names[: runs[0].data.clients]]
     seed = separate(runs[0].seed).noise
-    return Draws(sites, clients, str(posterior.attrs.get("corrected", "")), seed)
+    return RegressionDraws(sites, clients, str(posterior.attrs.get("corrected", "")), seed)
 
 
 def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
@@ -199,8 +199,12 @@ class Known(Messenger):
 
 
 def run_program(
-    method: Any, drawn: Draws, frame: pd.DataFrame, client: str, effects: Effects = "client"
-) -> Rows:
+    method: Any,
+    drawn: RegressionDraws,
+    frame: pd.DataFrame,
+    client: str,
+    effects: Effects = "client",
+) -> RowPredictors:
     """Run the program of a regression on new rows of one client, at posterior draws."""
     design: Design = method.design
     groups = tuple(_with_levels(one, frame, client, design.client) for one in design.groups)
@@ -246,7 +250,7 @@ def run_program(
         nodes = poutine.trace(program).get_trace({}, {}, batch).nodes
     eta = nodes["eta"]["value"]
     response = [s["fn"] for s in nodes.values() if s["type"] == "sample" and _of_rows(s)]
-    return Rows(eta, response[0] if response else None)
+    return RowPredictors(eta, response[0] if response else None)
 
 
 def _refuse_infinite(design: Design, columns: np.ndarray, frame: pd.DataFrame) -> None:
@@ -280,7 +284,7 @@ def _with_levels(one: Grouped, frame: pd.DataFrame, client: str, column: str) ->
     return replace(one, levels={place: (*held, *new)})
 
 
-def mean_of_rows(rows: Rows) -> Tensor:
+def mean_of_rows(rows: RowPredictors) -> Tensor:
     """Return the expected response of rows at each draw, [S, N], or probabilities [S, N, K].
 
     That of a Student distribution is its location, and that of a Cox model the log relative hazard.
@@ -362,7 +366,9 @@ def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
         )
 
 
-def _owners(design: Design, drawn: Draws, x: Any, client: str | None, count: int) -> list[str]:
+def _owners(
+    design: Design, drawn: RegressionDraws, x: Any, client: str | None, count: int
+) -> list[str]:
     """Return the client of each row: the one requested, else the one that the row names, or new."""
     cells = client_cells(x, design.client)
     if cells is None:
@@ -373,7 +379,7 @@ def _owners(design: Design, drawn: Draws, x: Any, client: str | None, count: int
 
 
 def _of_client(
-    method: Any, drawn: Draws, frame: pd.DataFrame, client: str, seed: Any
+    method: Any, drawn: RegressionDraws, frame: pd.DataFrame, client: str, seed: Any
 ) -> tuple[Tensor, Tensors]:
     """Return predictive means and statistics of one client's rows."""
     rng, parts = stream(seed, Stream.ROWS, client), []

@@ -30,7 +30,7 @@ from pyrofl.inference.definition.elbo import (
     weighed,
 )
 from pyrofl.inference.definition.programs import DECENTRED, Program
-from pyrofl.models.shared.sites import Layout, Site
+from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
@@ -310,11 +310,11 @@ def _densities(trace: Any, batch: Batch) -> dict[str, Tensor]:
     return densities
 
 
-def _name(site: Site) -> str:
+def _name(site: LatentSite) -> str:
     return name_of(site.name)
 
 
-def _listed(sites: Iterable[Site]) -> str:
+def _listed(sites: Iterable[LatentSite]) -> str:
     """Return a text with the names of latent sites, and their sizes where these are not 1."""
     texts = []
     for site in sites:

@@ -24,7 +24,7 @@ from pyrofl.tensors import Tensors
 
 
 @dataclass(frozen=True)
-class Site:
+class LatentSite:
     """Latent site of a Pyro program, with a normal approximation of its prior."""
 
     name: str
@@ -75,7 +75,7 @@ class Site:
 class Layout:
     """Layout of several latent sites in one flat vector [..., n]."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[LatentSite, ...]
 
     @property
     def size(self) -> int:
@@ -144,7 +144,7 @@ class Layout:
             log_density = torch.zeros_like(log_density)
         return values
 
-    def constrained(self, u: Tensor) -> Iterator[tuple[Site, Tensor, Tensor]]:
+    def constrained(self, u: Tensor) -> Iterator[tuple[LatentSite, Tensor, Tensor]]:
         """Yield each site, its values and their log Jacobian at a point u [..., C, 1, n].
 
         Values are [..., C, 1, *p], and Jacobians [..., C, 1]; sites are of clients, not of rows.
@@ -177,7 +177,7 @@ class Layout:
         return u, torch.as_tensor(growth).to(u)
 
 
-def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Tensor]:
+def _parted(site: LatentSite, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Tensor]:
     """Split a latent site's per-row values into those of existing rows and of padding."""
     if rows > site.places:
         raise ValueError(

@@ -27,7 +27,7 @@ from pyrofl.inference.definition.programs import DECENTRED, FREED, Program, refu
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.models.shared.places import place_of
-from pyrofl.models.shared.sites import Layout, Site
+from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.nets import Network
 from pyrofl.returned import explained
 from pyrofl.tensors import (
@@ -199,7 +199,7 @@ def name_of(name: str) -> str:
 class _Filled(dist.MaskedDistribution):
     """Prior of a latent site over rows, with a normal approximation for masked rows."""
 
-    def __init__(self, fn: Any, hidden: Tensor, site: Site) -> None:
+    def __init__(self, fn: Any, hidden: Tensor, site: LatentSite) -> None:
         super().__init__(fn, ~hidden)  # type: ignore[no-untyped-call]
         self.hidden, self.site = hidden, site
 
@@ -216,7 +216,7 @@ class _Filled(dist.MaskedDistribution):
 class RowsFilled(Messenger):
     """Pyro handler that gives masked rows of latent sites a normal prior."""
 
-    def __init__(self, sites: Iterable[Site]) -> None:
+    def __init__(self, sites: Iterable[LatentSite]) -> None:
         super().__init__()
         self.sites = {site.name: site for site in sites if site.of_rows}
 
@@ -275,7 +275,9 @@ def layouts(
     return Layout(tuple(replace(s, scales=_scales(seen, s, ours)) for s in ours)), Layout(mine)
 
 
-def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tensor | None:
+def _scales(
+    seen: Mapping[str, Any], site: LatentSite, ours: tuple[LatentSite, ...]
+) -> Tensor | None:
     """Return the index of the shared variable that scales each site entry, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
         return None
@@ -348,7 +350,7 @@ def spread_by_others(fn: Any) -> bool:
     return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())
 
 
-def _look(name: str, site: Any, wide: float, rows: int) -> Site:
+def _look(name: str, site: Any, wide: float, rows: int) -> LatentSite:
     """Return the description of a traced latent site: transform, plate, approximate prior."""
     fn, value = site["fn"], site["value"]
     own, places = place_of(name, site)
@@ -358,7 +360,7 @@ def _look(name: str, site: Any, wide: float, rows: int) -> Site:
     # All rows have one prior, that of the first client's; places of another plate each their own.
     entries, again = (shape.numel(), rows) if own == "rows" else (places * shape.numel(), 1)
     mean, sd, exact = _stand_in(base_of(fn), value, free, entries, wide)
-    return Site(
+    return LatentSite(
         name, shape, transform, mean.repeat(again), sd.repeat(again), exact, own, places * again
     )
 

@@ -50,7 +50,7 @@ from pyrofl.experiments.options import (
     POSITIVE,
     REQUIRED,
     TEXT,
-    Row,
+    CommandOption,
     expand_home,
     refuse_repeated,
 )
@@ -117,7 +117,7 @@ def on_data(place: str) -> Callable[[Namespace], None]:
     return lambda args: load(place)(Experiment.of(args))
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[CommandOption, ...]]] = {
     "list": (
         "list methods, data sets, partitions and other choices",
         load("cli.commands.listing:list_all"),
@@ -176,25 +176,29 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     ),
 }
 
-WAITING: tuple[Row, ...] = (  # for sites
-    Row("--min-sites N", COUNT, "Smallest number of sites in a round (default: all)."),
-    Row("--timeout S", POSITIVE, "Seconds to wait for sites and for their replies.", 600.0),
-    Row(
+WAITING: tuple[CommandOption, ...] = (  # for sites
+    CommandOption("--min-sites N", COUNT, "Smallest number of sites in a round (default: all)."),
+    CommandOption(
+        "--timeout S", POSITIVE, "Seconds to wait for sites and for their replies.", 600.0
+    ),
+    CommandOption(
         "--out DIR",
         PATH,
         "Output directory; a run that exists there is resumed (default: DIR/run).",
     ),
-    Row("--quiet", FLAG, "Print the result tables only.", False),
+    CommandOption("--quiet", FLAG, "Print the result tables only.", False),
 )
-CA = Row("--ca FILE", PATH, "Certificate of the authority that signed the server certificate.")
-FOLDER = Row("folder DIR", PATH, "Project folder.")
-FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
+CA = CommandOption(
+    "--ca FILE", PATH, "Certificate of the authority that signed the server certificate."
+)
+FOLDER = CommandOption("folder DIR", PATH, "Project folder.")
+FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
     "new": ("write a project folder with example data", (FOLDER,)),
     "up": (
         "simulate a project on this machine; each file in DIR/sites has the rows of one site",
         (
             FOLDER,
-            Row("--sites N", COUNT, "Number of sites to simulate: the first N files.", 3),
+            CommandOption("--sites N", COUNT, "Number of sites to simulate: the first N files.", 3),
             *WAITING,
         ),
     ),
@@ -202,13 +206,15 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
         "run the server of a project whose sites are on other machines",
         (
             FOLDER,
-            Row("--sites N", COUNT, "Number of sites that must be connected before round one.", 3),
-            Row("--host ADDRESS", TEXT, "Address to listen on.", "127.0.0.1"),
-            Row("--port PORT", PORT, "Port to listen on.", 8443),
-            Row("--cert FILE", PATH, "Server certificate."),
-            Row("--cert-key FILE", PATH, "Private key of the server certificate."),
+            CommandOption(
+                "--sites N", COUNT, "Number of sites that must be connected before round one.", 3
+            ),
+            CommandOption("--host ADDRESS", TEXT, "Address to listen on.", "127.0.0.1"),
+            CommandOption("--port PORT", PORT, "Port to listen on.", 8443),
+            CommandOption("--cert FILE", PATH, "Server certificate."),
+            CommandOption("--cert-key FILE", PATH, "Private key of the server certificate."),
             CA,
-            Row(
+            CommandOption(
                 "--nodes DIR", PATH, "Directory with the public keys of the sites' nodes, NAME.pub."
             ),
             *WAITING,
@@ -217,47 +223,47 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
     "join": (
         "connect a site to a server and train on the site's rows",
         (
-            Row("server HOST:PORT", TEXT, "Address of the server."),
-            Row("--data FILE.csv", REQUIRED, "Rows of the site."),
-            Row("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
-            Row("--state DIR", REQUIRED, "Directory for client states and the log."),
-            Row("--project DIR", PATH, "The site's copy of the project folder.", "."),
-            Row("--key FILE", PATH, "Private key of the site's node."),
+            CommandOption("server HOST:PORT", TEXT, "Address of the server."),
+            CommandOption("--data FILE.csv", REQUIRED, "Rows of the site."),
+            CommandOption("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
+            CommandOption("--state DIR", REQUIRED, "Directory for client states and the log."),
+            CommandOption("--project DIR", PATH, "The site's copy of the project folder.", "."),
+            CommandOption("--key FILE", PATH, "Private key of the site's node."),
             CA,
-            Row("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
-            Row(
+            CommandOption("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
+            CommandOption(
                 "--min-scored-rows N",
                 COUNT,
                 "Send a client's scores only if it has at least this number of test rows.",
                 MIN_SCORED_ROWS,
             ),
-            Row("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
-            Row("--show", FLAG, "Print what would be sent, and exit.", False),
+            CommandOption("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
+            CommandOption("--show", FLAG, "Print what would be sent, and exit.", False),
         ),
     ),
     "predict": (
         "predict new rows at a site with the client states stored there",
         (
-            Row("folder DIR", PATH, "State directory of the site (--state of join)."),
-            Row(
+            CommandOption("folder DIR", PATH, "State directory of the site (--state of join)."),
+            CommandOption(
                 "--rows FILE.csv",
                 REQUIRED,
                 "Rows to predict, with the feature columns of training.",
             ),
-            Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
-            Row("--method NAME", TEXT, "Method; needed if the project has several."),
-            Row(
+            CommandOption("--out FILE.csv", REQUIRED, "Output file with one line per row."),
+            CommandOption("--method NAME", TEXT, "Method; needed if the project has several."),
+            CommandOption(
                 "--client NAME",
                 TEXT,
                 "Client; needed if the site has several and the rows do not identify them.",
             ),
-            Row("--model VIEW", TEXT, "Model: personal, global or ensemble."),
-            Row(
+            CommandOption("--model VIEW", TEXT, "Model: personal, global or ensemble."),
+            CommandOption(
                 "--draws S",
                 COUNT,
                 "Number of posterior draws to average over (default: no draws; the guide's mean).",
             ),
-            Row("--overwrite", FLAG, "Overwrite an existing file.", False),
+            CommandOption("--overwrite", FLAG, "Overwrite an existing file.", False),
         ),
     ),
 }
@@ -360,7 +366,9 @@ def parser() -> ArgumentParser:
     return top
 
 
-def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
+def describe(
+    command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[CommandOption]
+) -> None:
     """Add arguments, with their help sections, to the parser of a subcommand."""
     groups: dict[str | None, Any] = {None: command}
     for row in rows:

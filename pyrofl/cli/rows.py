@@ -6,55 +6,78 @@ from collections.abc import Collection
 
 from pyrofl.choices import FAMILIES, RowScore
 from pyrofl.experiments.experiment import SECTIONS, options
-from pyrofl.experiments.options import COUNT, FLAG, FRACTION, PATH, REQUIRED, TEXT, Row, choice
+from pyrofl.experiments.options import (
+    COUNT,
+    FLAG,
+    FRACTION,
+    PATH,
+    REQUIRED,
+    TEXT,
+    CommandOption,
+    choice,
+)
 
 
-def rows_of(names: Collection[str]) -> list[Row]:
+def rows_of(names: Collection[str]) -> list[CommandOption]:
     """Return the options of `pyrofl run` and similar commands with the given names."""
     return [row for name, row in options().items() if name in names]
 
 
-RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
-SCORE = Row(
+RUNS = CommandOption("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
+SCORE = CommandOption(
     "--by",
     choice(RowScore),
     "Score to compare by (default: accuracy, or error where the target is numeric).",
 )
-PREDICT: tuple[Row, ...] = (
-    Row("folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."),
-    Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
-    Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
-    Row("--client NAME", TEXT, "Name of the client to which all rows belong."),
-    Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
-    Row("--new-client", FLAG, "Predict for a client that did not take part in training.", False),
-    Row("--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."),
-    Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: set by the method)."),
-    Row(
+PREDICT: tuple[CommandOption, ...] = (
+    CommandOption(
+        "folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."
+    ),
+    CommandOption(
+        "--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."
+    ),
+    CommandOption("--out FILE.csv", REQUIRED, "Output file with one line per row."),
+    CommandOption("--client NAME", TEXT, "Name of the client to which all rows belong."),
+    CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
+    CommandOption(
+        "--new-client", FLAG, "Predict for a client that did not take part in training.", False
+    ),
+    CommandOption(
+        "--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."
+    ),
+    CommandOption(
+        "--model VIEW", TEXT, "Model: personal, global or ensemble (default: set by the method)."
+    ),
+    CommandOption(
         "--net FILE.py:NAME",
         PATH,
         "Function that builds the run's network (only for your own networks).",
     ),
-    Row(
+    CommandOption(
         "--unadapted", FLAG, "Do not adapt the model; the training data are then not needed.", False
     ),
-    Row("--draws S", COUNT, "Number of posterior draws to average over (default: as in the run)."),
-    Row(
+    CommandOption(
+        "--draws S", COUNT, "Number of posterior draws to average over (default: as in the run)."
+    ),
+    CommandOption(
         "--alpha A",
         FRACTION,
         "Add prediction sets that contain the true value with probability 1 - A.",
     ),
-    Row("--overwrite", FLAG, "Overwrite an existing file.", False),
+    CommandOption("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
-CONFORMAL: tuple[Row, ...] = (
-    Row("folder DIR", PATH, "Output directory of pyrofl run."),
-    Row("--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1),
-    Row(
+CONFORMAL: tuple[CommandOption, ...] = (
+    CommandOption("folder DIR", PATH, "Output directory of pyrofl run."),
+    CommandOption(
+        "--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1
+    ),
+    CommandOption(
         "--calibration-fraction F",
         FRACTION,
         "Fraction of the test rows used for calibration; the rest measure coverage.",
         0.5,
     ),
-    Row(
+    CommandOption(
         "--deterministic",
         FLAG,
         "Build sets without randomization: they are larger and never empty.",
@@ -63,20 +86,26 @@ CONFORMAL: tuple[Row, ...] = (
     *(row for row in PREDICT if row.flag in ("--model", "--net", "--draws")),
 )
 LISTED = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
-SECTION = Row(
+SECTION = CommandOption(
     "section SECTION",
     {"nargs": "?", "choices": (*LISTED, "settings")},
     f"What to list: {', '.join(LISTED)} or settings (default: a short list of each).",
 )
-METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
-ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
-SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
-COURSE = (
-    Row("out OUT", PATH, "New or empty folder for the course."),
-    Row("--figures", FLAG, "Run all lessons, and show their figures on the slides.", False),
+METHOD = CommandOption("method METHOD", TEXT, "Method (see pyrofl list methods).")
+ONE = CommandOption(
+    "methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods)."
 )
-FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
-CONFIG = Row(
+SEVERAL = CommandOption(
+    "methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", []
+)
+COURSE = (
+    CommandOption("out OUT", PATH, "New or empty folder for the course."),
+    CommandOption(
+        "--figures", FLAG, "Run all lessons, and show their figures on the slides.", False
+    ),
+)
+FIGURE = CommandOption("--out FIG.png", REQUIRED, "Output file of the figure.")
+CONFIG = CommandOption(
     "--config FILE",
     PATH,
     "YAML file with options, or a run.json; options on the command line override it.",
@@ -86,30 +115,32 @@ OF_TUNING = {n for n, row in options().items() if row.section == SECTIONS["seeds
 OF_RUN = options().keys() - OF_TUNING
 UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
 UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
-QUESTION = Row("--question TEXT", TEXT, "Title of the report (default: from the model).")
-REGRESS: tuple[Row, ...] = (
-    Row("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),
-    Row(
+QUESTION = CommandOption("--question TEXT", TEXT, "Title of the report (default: from the model).")
+REGRESS: tuple[CommandOption, ...] = (
+    CommandOption("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),
+    CommandOption(
         "--data csv:PATH",
         REQUIRED,
         "Folder with one CSV file for each client, or one file with --client-column.",
     ),
-    Row(
+    CommandOption(
         "--client-column COLUMN",
         TEXT,
         "Column that identifies the client; with a folder, its name in the formula (default: "
         "client).",
     ),
-    Row("--family NAME", TEXT, f"Family of the responses: {', '.join(FAMILIES)}.", "gaussian"),
-    Row("--link NAME", TEXT, "Link of the family (default: the usual one)."),
-    Row(
+    CommandOption(
+        "--family NAME", TEXT, f"Family of the responses: {', '.join(FAMILIES)}.", "gaussian"
+    ),
+    CommandOption("--link NAME", TEXT, "Link of the family (default: the usual one)."),
+    CommandOption(
         "--prior NAME=DIST",
         {"nargs": "+", "action": "extend", "dest": "priors"},
         "Priors by name, such as 'age=Normal(0, 1)' or 'sd=HalfNormal(1)' (default: weakly "
         "informative priors, which report.html lists).",
         [],
     ),
-    Row(
+    CommandOption(
         "--levels COLUMN=A,B,...",
         {"nargs": "+", "action": "extend", "dest": "levels"},
         "Ordered levels of text columns, such as 'pain=none,mild,severe'; the first is the "
@@ -117,13 +148,13 @@ REGRESS: tuple[Row, ...] = (
         [],
     ),
     options()["row_weights"],
-    Row("--rounds N", COUNT, "Largest number of rounds (default: until converged)."),
+    CommandOption("--rounds N", COUNT, "Largest number of rounds (default: until converged)."),
     options()["seed"],
     options()["posterior_draws"]._replace(
         kind=COUNT, text="Number of posterior draws.", default=4000
     ),
     QUESTION,
-    Row("--out DIR", PATH, "Output directory (default: runs/regression-SEED)."),
+    CommandOption("--out DIR", PATH, "Output directory (default: runs/regression-SEED)."),
     options()["overwrite"],
     options()["quiet"],
 )

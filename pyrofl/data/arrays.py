@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 Words = tuple[str, ...]
 
 
-class Rows(NamedTuple):
+class ClientRows(NamedTuple):
     """Training or test rows of a client, and the names of its features and target, if known."""
 
     x: Floats  # [N, *x]
@@ -126,7 +126,7 @@ def _declared_classes(sites: Mapping[str, Sequence[Any]], texts: set[str]) -> Wo
     return () if list(order) == sorted(order) else tuple(n for n in order if n in texts)
 
 
-def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[Rows]:
+def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[ClientRows]:
     """Return the training and test rows of a client after validation."""
     train = rows_of(f"{name}:", parts[0], parts[1], classes, wanted)
     if len(parts) == 2:
@@ -134,7 +134,7 @@ def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> lis
     return [train, rows_of(f"{name}: test", parts[2], parts[3], classes, wanted)]
 
 
-def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> Rows:
+def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> ClientRows:
     """Validate and return the rows of one client; `where` is the prefix of error messages."""
     values, features = inputs(f"{where} x", x, wanted)
     answers = responses_of(f"{where} y", y, classes)
@@ -143,7 +143,7 @@ def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> R
             f"{where} x has {len(values)} rows and y has {len(answers)}; expected the same number"
         )
     refuse_other_index(where, x, y, "y")
-    return Rows(values, answers, features, str(getattr(y, "name", None) or "y"))
+    return ClientRows(values, answers, features, str(getattr(y, "name", None) or "y"))
 
 
 def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
@@ -272,7 +272,7 @@ def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
     return np.array(codes, dtype=np.int64)
 
 
-def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
+def _refuse_unlike(parts: Sequence[ClientRows], names: Words) -> None:
     """Raise ValueError if two clients' arrays differ in their columns or in the shape of a row."""
     first = parts[0]
     for place, part in enumerate(parts):

@@ -21,9 +21,9 @@ from pyrofl.choices import Engine, Logger, Metric, Missing, OnBadMessage, Scalin
 from pyrofl.experiments.options import (
     ArvizGroups,
     Clients,
+    CommandOption,
     Few,
     Path,
-    Row,
     Seed,
     Settings,
     Threads,
@@ -294,9 +294,13 @@ def default_interval(rounds: int) -> int:
 
 
 @cache
-def options() -> dict[str, Row]:
+def options() -> dict[str, CommandOption]:
     """Return the command-line options of an experiment: field name -> option."""
-    hints, rows, section = get_type_hints(Experiment, include_extras=True), dict[str, Row](), ""
+    hints, rows, section = (
+        get_type_hints(Experiment, include_extras=True),
+        dict[str, CommandOption](),
+        "",
+    )
     for one in fields(Experiment):
         section = SECTIONS.get(one.name, section)
         if one.name != "methods":
@@ -305,7 +309,7 @@ def options() -> dict[str, Row]:
             # argparse extends lists, and must not extend the default of the field.
             default = list(one.default) if isinstance(one.default, tuple) else one.default
             kind = kind_of(hints[one.name]) | {"dest": one.name}
-            rows[one.name] = Row(words, kind, one.metadata["text"], default, section)
+            rows[one.name] = CommandOption(words, kind, one.metadata["text"], default, section)
     return rows
 
 

@@ -21,7 +21,7 @@ Kind = dict[str, Any]
 SMALLEST = 2.0**-126  # smaller numbers are not normal in single precision
 
 
-class Row(NamedTuple):
+class CommandOption(NamedTuple):
     """Command-line argument: option name, description, default and help section."""
 
     words: str

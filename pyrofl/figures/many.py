@@ -53,7 +53,7 @@ def named() -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class FigureRows:
     """Places of rows in a figure, from top to bottom.
 
     Attributes:
@@ -102,7 +102,7 @@ class Rows:
         axes.set_axisbelow(True)
 
 
-def rows(key: Any, most: int | None = None) -> Rows:
+def rows(key: Any, most: int | None = None) -> FigureRows:
     """Return the places of rows: in their own order, or, if there are many, sorted.
 
     Args:
@@ -113,7 +113,7 @@ def rows(key: Any, most: int | None = None) -> Rows:
     most = named() if most is None else max(8, most)
     if len(key) <= most:
         every = np.arange(len(key))
-        return Rows(every, every.astype(float), np.ones(len(key)))
+        return FigureRows(every, every.astype(float), np.ones(len(key)))
     ends, middle = most // 4, most // 3
     order = np.argsort(-key, kind="stable")
     finite, unknown = order[np.isfinite(key[order])], order[~np.isfinite(key[order])]
@@ -121,7 +121,7 @@ def rows(key: Any, most: int | None = None) -> Rows:
     order = np.concatenate([finite[:half], unknown, finite[half:]])
     step = np.ones(len(key))
     step[ends:-ends] = middle / (len(key) - 2 * ends)
-    return Rows(order, np.cumsum(step) - 0.5 * (step + 1), step, ends)
+    return FigureRows(order, np.cumsum(step) - 0.5 * (step + 1), step, ends)
 
 
 def height(count: float, lanes: float = 1.0) -> float:

@@ -317,7 +317,7 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
     return with_legend(figure, grid, title=f"Regression line of each client{some}")
 
 
-def _intervals(axes: Axes, rows: many.Rows, fits: Mapping[str, Summary]) -> None:
+def _intervals(axes: Axes, rows: many.FigureRows, fits: Mapping[str, Summary]) -> None:
     """Plot the mean and interval of each row for every fit, from top to bottom."""
     shift = 0.6 / len(fits)
     for i, (name, summary) in enumerate(fits.items()):
@@ -331,7 +331,7 @@ def _intervals(axes: Axes, rows: many.Rows, fits: Mapping[str, Summary]) -> None
             axes.errorbar(mean[places], at[places], xerr=[v[places] for v in ends], **look)
 
 
-def _stars(axes: Axes, rows: many.Rows, truth: Any) -> None:
+def _stars(axes: Axes, rows: many.FigureRows, truth: Any) -> None:
     """Plot what turned out later of each row."""
     for places, size in rows.parts():
         truths = np.asarray(truth)[rows.order][places]

@@ -19,7 +19,7 @@ from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
 from pyrofl.files.own_files import append
 from pyrofl.files.run_folder import write_json
-from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.registry import WHOSE
@@ -156,7 +156,7 @@ def server_app() -> Any:
         node_names = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
         whose = node_names and {int(node): name for node, name in node_names.items()}
         say = partial(_say, out / LOG)
-        write_json(end, _ended(project, out, GridTransport(grid), Settings(*how, whose), say))
+        write_json(end, _ended(project, out, GridTransport(grid), ServerSettings(*how, whose), say))
 
     return app
 
@@ -172,7 +172,9 @@ def _say(log: Path, text: str) -> None:
     append(log, f"{text}\n")
 
 
-def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:
+def _ended(
+    folder: str, out: Path, transport: Any, settings: ServerSettings, say: Any
+) -> dict[str, Any]:
     """Run all rounds of a study; return the exit code, error message and result tables."""
     try:
         stores = coordinate(Project.read(folder), out, transport, settings, say)

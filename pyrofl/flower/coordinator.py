@@ -50,7 +50,7 @@ PAUSE = 0.5  # seconds between two checks for sites
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Settings of the server of a Flower study: timeout and required numbers of sites."""
 
     sites: int  # it begins when so many are there
@@ -63,7 +63,7 @@ def coordinate(
     project: Project,
     out: Path,
     transport: Transport,
-    settings: Settings,
+    settings: ServerSettings,
     say: Callable[[str], None],
 ) -> dict[str, ResultStore]:
     """Run and evaluate the remaining rounds of a Flower study, and write tables and figures.
@@ -84,7 +84,7 @@ def coordinate(
         return run.stores
 
 
-def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
+def _roster(path: Path, register: Registry, settings: ServerSettings) -> Sites:
     """Return the sites of a study: those recorded at its start, or those now connected."""
     is_resumed = path.exists()
     if is_resumed:
@@ -128,7 +128,7 @@ class Rounds:
         project: Project,
         out: Path,
         register: Registry,
-        settings: Settings,
+        settings: ServerSettings,
         say: Callable[[str], None],
         sites: Sites,
     ) -> None:

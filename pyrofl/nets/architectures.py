@@ -189,7 +189,7 @@ def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
     return Chain(layers, cnn.start)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """ResNet block: two convolutions and a parameter-free shortcut (option A)."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
@@ -228,7 +228,9 @@ def resnet(depth: int, channels: int, outputs: int) -> Layers:
     before = 16
     for stage, after in enumerate((16, 32, 64), 1):
         for block in range(1, (depth - 2) // 6 + 1):
-            layers[f"stage{stage}_block{block}"] = Block(before, after, stride=after // before)
+            layers[f"stage{stage}_block{block}"] = ResidualBlock(
+                before, after, stride=after // before
+            )
             before = after
     return layers | {"average": nn.AdaptiveAvgPool2d(1), **dense((64,), outputs)}
 

@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyrofl.nets.architectures import Block, Noise, Shape
+from pyrofl.nets.architectures import Noise, ResidualBlock, Shape
 from pyrofl.nets.unsupported import as_outputs, explained
 from pyrofl.tensors import Tensors
 
@@ -126,7 +126,7 @@ def _rule(layer: nn.Module) -> Rule:
         or not getattr(layer, "affine", True)
         or (rule is flatten and not (layer.start_dim == 1 and layer.end_dim == -1))
     )
-    if type(layer) is Block and not unusual:
+    if type(layer) is ResidualBlock and not unusual:
         return partial(residual, parts(layer.inner))
     return anything if unusual else rule
 
@@ -207,7 +207,7 @@ def quick(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
 
-def residual(chain: list[Part], layer: Block, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def residual(chain: list[Part], layer: ResidualBlock, own: Tensors, x: Tensor, axes: int) -> Tensor:
     """Return the outputs of a residual block: its residual branch plus its shortcut."""
     inner = _run(chain, own, x, axes)
     return torch.relu(inner + layer.shortcut(x))

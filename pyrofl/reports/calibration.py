@@ -15,7 +15,7 @@ TABLE = Path(__file__).with_name("calibration.csv")
 LINEAR, NETWORKS = "linear", "networks"  # simulations
 
 
-class Interval(NamedTuple):
+class CoverageInterval(NamedTuple):
     """Coverage of a method's 95% intervals in a simulation, in percent.
 
     Attributes:
@@ -35,17 +35,19 @@ class Interval(NamedTuple):
 
 
 @lru_cache
-def intervals(simulation: str) -> tuple[Interval, ...]:
+def intervals(simulation: str) -> tuple[CoverageInterval, ...]:
     """Return the results of a simulation for all measured methods."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["simulation"] == simulation]
     return tuple(
-        Interval(simulation, r["method"], r["setting"], int(r["percent"]), r["calibrated"] == "yes")
+        CoverageInterval(
+            simulation, r["method"], r["setting"], int(r["percent"]), r["calibrated"] == "yes"
+        )
         for r in rows
     )
 
 
-def of_method(method: str, simulation: str) -> list[Interval]:
+def of_method(method: str, simulation: str) -> list[CoverageInterval]:
     """Return the results of a simulation for one method."""
     return [one for one in intervals(simulation) if one.method == method]
 

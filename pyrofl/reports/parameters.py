@@ -51,7 +51,7 @@ Drawing = tuple[str, str, Callable[[], "Figure"]]
 
 
 @dataclass(frozen=True)
-class Estimates:
+class ParameterTables:
     """Posterior of a run, its table of parameters, and its table of ratios, if they have any."""
 
     found: Any
@@ -66,7 +66,7 @@ def is_regression(run: Run) -> bool:
     return getattr(run.method, "design", None) is not None
 
 
-def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> Estimates:
+def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> ParameterTables:
     """Return the table of estimates, and that of ratios if exp(b) has a meaning.
 
     Args:
@@ -78,11 +78,11 @@ def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> E
     if is_regression(run):
         has_ratios = method.design.family.ratio.get(method.link) and method.design.terms
         table = summarize(idata, names=variables_of(method))
-        return Estimates(idata, table, ratios=effects.ratios(run) if has_ratios else None)
+        return ParameterTables(idata, table, ratios=effects.ratios(run) if has_ratios else None)
     every = idata["posterior"]
     shown, left = fitting(every, ENTRIES) if var_names is None else (var_names, [])
     table = summarize(idata, names={n: n for n in shown})
-    return Estimates(idata, table, tuple(shown), left=tuple(left))
+    return ParameterTables(idata, table, tuple(shown), left=tuple(left))
 
 
 def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:
@@ -95,7 +95,7 @@ def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:
     return shown, [n for n in sizes if n not in shown and not n.endswith(ADDED)]
 
 
-def drawings(run: Run, own: Estimates) -> Iterator[Drawing]:
+def drawings(run: Run, own: ParameterTables) -> Iterator[Drawing]:
     """Yield all figures of a run; the first one belongs on the first page."""
     if not is_regression(run):
         yield from _of_program(run, own)
@@ -117,13 +117,13 @@ def drawings(run: Run, own: Estimates) -> Iterator[Drawing]:
         yield "predictive", text, partial(_predictive, run)
 
 
-def _caption(own: Estimates) -> str:
+def _caption(own: ParameterTables) -> str:
     if own.ratios is None:
         return "Change of the response with each term, with 95% intervals; 0 is no effect."
     return f"{own.ratios.index.name} of each term, with 95% intervals; 1 is no effect.".capitalize()
 
 
-def _effects(own: Estimates) -> Figure:
+def _effects(own: ParameterTables) -> Figure:
     """Plot ratios on a logarithmic axis, or coefficients, with a line at no effect."""
     if own.ratios is None:
         table = own.table[own.table.index.str.startswith("b[")]
@@ -145,7 +145,7 @@ def _effects(own: Estimates) -> Figure:
     return drawn
 
 
-def _of_program(run: Run, own: Estimates) -> Iterator[Drawing]:
+def _of_program(run: Run, own: ParameterTables) -> Iterator[Drawing]:
     posterior, whole = own.found["posterior"], list[str]()
     shown = [n for n in own.names if posterior[n].dims == (*SAMPLES, "client")]
     for name in shown[:SHOWN] if run.data.clients > 1 else ():
@@ -198,7 +198,7 @@ def question(run: Run) -> str:
     return f"How does {design.formula.response} {by} {at}?"
 
 
-def results(run: Run, own: Estimates) -> list[str]:
+def results(run: Run, own: ParameterTables) -> list[str]:
     """Return the results of a run in sentences."""
     if not is_regression(run):
         return _parameters(own)
@@ -220,7 +220,7 @@ def results(run: Run, own: Estimates) -> list[str]:
     return sentences
 
 
-def _terms(run: Run, own: Estimates) -> Iterator[str]:
+def _terms(run: Run, own: ParameterTables) -> Iterator[str]:
     """Yield a sentence for each coefficient: its direction, size and interval."""
     method: Any = run.method
     response, ratio = method.design.formula.response, own.ratios is not None
@@ -267,7 +267,7 @@ def _subject(method: Any, term: str) -> str:
     return f"{column} = {value}, compared with {rest[0] if len(rest) == 1 else 'the reference'},"
 
 
-def _parameters(own: Estimates) -> list[str]:
+def _parameters(own: ParameterTables) -> list[str]:
     """Return sentences on shared parameters, and on the range over clients of the others."""
     posterior, sentences = own.found["posterior"], list[str]()
     for name in own.names:
@@ -290,7 +290,7 @@ def _parameters(own: Estimates) -> list[str]:
 
 def sections(
     run: Run,
-    own: Estimates | None,
+    own: ParameterTables | None,
     drawn: Sequence[tuple[str, str, Path | Figure]],
     problems: Sequence[str],
     data: str = "",
@@ -356,7 +356,7 @@ def _families() -> Any:
     return FAMILIES
 
 
-def _estimates(own: Estimates) -> Section:
+def _estimates(own: ParameterTables) -> Section:
     section = Section("Estimates")
     shown = own.table.drop(columns=["r_hat", "importance_ess"], errors="ignore").dropna(axis=1)
     section.table(("parameter", *shown.columns), _lines(shown))

@@ -11,7 +11,7 @@ from toys import BASE, HEAD, blobs, net
 import pyrofl
 from pyrofl import figures
 from pyrofl.figures.flows import CLIENT, SERVER
-from pyrofl.inference.data_flow import Part
+from pyrofl.inference.data_flow import FlowPart
 from pyrofl.models import fedper, local, pfedvem
 
 DATA = blobs((3, 40, 7))
@@ -72,7 +72,7 @@ def test_a_method_without_messages_has_no_arrow_in_a_round():
 @pytest.mark.parametrize("clients", [1, 3, 929])
 def test_many_tensors_with_long_names_are_summarized(clients):
     flow = pyrofl.get_data_flow(fedper.build(net()), DATA)
-    many = tuple(Part(f"{'a long name' * 5} {i}", 10**6, (4 * 10**6,) * 2) for i in range(40))
+    many = tuple(FlowPart(f"{'a long name' * 5} {i}", 10**6, (4 * 10**6,) * 2) for i in range(40))
     flow = replace(flow, clients=clients, server=many, up=many, stays=many, stored=many)
     figure = figures.data_flow(flow)
     assert figure.get_figheight() < 10

@@ -13,11 +13,11 @@ from hospitals import looped, wire
 
 from pyrofl.experiments.console import Stopped
 from pyrofl.flower import apps
-from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.records import Records, deserialize, serialize
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
-SOON = Settings(3, 2, 0.0)
+SOON = ServerSettings(3, 2, 0.0)
 LONG = "x" * 1_000_000
 EVIL = "\x1b[2J\n12:00 over: the study is complete\u202e"
 Change = Callable[[dict[str, Any]], Any]

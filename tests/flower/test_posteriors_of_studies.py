@@ -14,7 +14,7 @@ from promises import others_slow
 
 from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped
-from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.results import ResultStore
 from pyrofl.flower.rows import rows_of
@@ -22,7 +22,7 @@ from pyrofl.inference import hmc as sampler
 from pyrofl.inference.posteriors.importance_sampling import Weights
 from pyrofl.inference.posteriors.shared import SharedDraws
 
-SOON = Settings(3, 2, 0.0)
+SOON = ServerSettings(3, 2, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_a_client_whose_rows_contradict_the_structure_is_named(tmp_path):
     transport, said = wire(project, tmp_path), []
     why = "hospital_3: eight_schools: hospital_3/H: the response of a client is not linear"
     with pytest.raises(Stopped, match="round 1: 2 sites replied; expected at least 3") as stop:
-        coordinate(project, tmp_path / "out", transport, Settings(3, 3, 0.0), said.append)
+        coordinate(project, tmp_path / "out", transport, ServerSettings(3, 3, 0.0), said.append)
     assert why in str(stop.value)
     assert any(line.startswith(why) for line in said)
 

@@ -10,13 +10,13 @@ import torch
 from hospitals import NAMES, looped, wire
 
 from pyrofl.cli import main
-from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fitted_run.run import Run
 
 METHODS = ("pfedvem", "ditto")
-SOON = Settings(3, 2, 0.0)
+SOON = ServerSettings(3, 2, 0.0)
 
 
 def finished(folder, **changes):

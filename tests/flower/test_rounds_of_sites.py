@@ -16,12 +16,12 @@ import pyrofl
 from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped
 from pyrofl.files.lock import locked
-from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.site import HELLO
 from pyrofl.inference.transport.wire import code_hash
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
-SOON = Settings(3, 2, 0.0)
+SOON = ServerSettings(3, 2, 0.0)
 SMALL = ("epochs=1",)
 
 
@@ -92,7 +92,7 @@ def test_a_round_with_too_few_replies_is_repeated(tmp_path):
         return None if (number, node) in ((1, 10), (3, 12)) else answer
 
     transport = wire(project, tmp_path, spoil=lose)
-    states, said = made(project, tmp_path / "out", transport, Settings(3, 3, 0.0))
+    states, said = made(project, tmp_path / "out", transport, ServerSettings(3, 3, 0.0))
     told = "2 sites replied; expected at least 3 (--min-sites); the round is repeated"
     assert [line for line in said if "repeated" in line] == [f"round 1: {told}", f"round 2: {told}"]
     for name in FAULTY:
@@ -105,7 +105,7 @@ def test_a_round_is_not_repeated_for_ever(tmp_path):
     transport = wire(project, tmp_path)
     transport.spoil = lambda number, node, answer: None if number and node == 11 else answer
     with pytest.raises(Stopped, match=r"^round 1: 2 sites replied; .* it was repeated 3 times$"):
-        made(project, tmp_path / "out", transport, Settings(3, 3, 0.0))
+        made(project, tmp_path / "out", transport, ServerSettings(3, 3, 0.0))
 
 
 def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
@@ -133,7 +133,7 @@ def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
     with pytest.raises(
         ValueError, match=r"holds a run of 3 sites .+; expected --sites 3, or another"
     ):
-        coordinate(project, tmp_path / "out", transport, Settings(2, 2, 0.0), lambda _: None)
+        coordinate(project, tmp_path / "out", transport, ServerSettings(2, 2, 0.0), lambda _: None)
 
 
 def test_only_one_server_works_in_a_folder(tmp_path):
@@ -172,7 +172,7 @@ def test_a_site_takes_part_with_its_own_key_alone(tmp_path):
             project,
             tmp_path / "out",
             wire(project, tmp_path),
-            Settings(3, 3, 0.0, whose),
+            ServerSettings(3, 3, 0.0, whose),
             said.append,
         )
     assert said[1:] == [

@@ -177,8 +177,9 @@ def test_gradient_steps_can_only_end_at_the_exact_posterior(quadratic):
 def test_clients_train_to_the_exact_posterior():
     # Many equal clients differ in their noise alone.
     task = gaussian_means([[1.0, 0.0]], [0.5])
-    x, rows = task.federation.x, task.federation.train * 200
-    data = Federation(x, task.federation.y, rows, rows)
+    x, y = task.federation.x, task.federation.y
+    rows = torch.arange(200 * len(y)).split(len(y))
+    data = Federation(x.repeat(200, 1), y.repeat(200, *[1] * (y.dim() - 1)), rows, rows)
     # The step on theta ends at phi, so the message tells phi.
     method = gaussian(2, lr=0.3, lr_prior=1.0, steps=100, epochs=1, num_particles=20)
     state = last(method, data, 1, server_state=start((0.2, -0.1), 0.8))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyrofl.nets import stacked
-from pyrofl.nets.architectures import Block
+from pyrofl.nets.architectures import ResidualBlock
 from pyrofl.tensors import Tensors, generator
 
 DRAWS, CLIENTS, ROWS = 2, 3, 4
@@ -44,7 +44,7 @@ NETWORKS = {
     ),
     "pool without channels": (nn.Sequential(nn.AvgPool2d(2), nn.Linear(2, 3)), (4, 5)),
     "conv in space": (nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
-    "residual": (nn.Sequential(Block(2, 2, 1), Block(2, 5, 2)), (2, 5, 5)),
+    "residual": (nn.Sequential(ResidualBlock(2, 2, 1), ResidualBlock(2, 5, 2)), (2, 5, 5)),
     "subclass": (Shifted(5, 4), (5,)),
     "layer norm": (nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2)), (5,)),
     "flatten some": (nn.Sequential(nn.Linear(5, 4), nn.Flatten(2)), (2, 3, 5)),

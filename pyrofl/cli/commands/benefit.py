@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyrofl import figures
 from pyrofl.choices import RowScore
 from pyrofl.cli.output.model_comparison import (
+    ClientComparison,
     ModelComparison,
-    Site,
     calibration,
     compare_models,
     joined,
@@ -129,7 +129,7 @@ class Answer:
         counts = f"{sum(site.size for site in first.sites):,}", f"{first.rows:,}"
         return [*lines, ("all", *counts, self._own(""), *map(self._verdict, self.comparisons))]
 
-    def _verdict(self, of: Site | ModelComparison) -> str:
+    def _verdict(self, of: ClientComparison | ModelComparison) -> str:
         return f"{self._number(of.better.mean, '+')} ({self._ends(of.better)}) {of.better.verdict}"
 
     def calibrated(self) -> list[tuple[Any, ...]]:

@@ -27,7 +27,7 @@ WORDS = {"personal": "personalized model", "global": "global model"}
 
 
 @dataclass(frozen=True)
-class Site:
+class ClientComparison:
     """Comparison with the local model at one client: numbers of rows, scores and difference."""
 
     client: str
@@ -43,7 +43,7 @@ class ModelComparison:
     """Comparison of a model with the clients' local models; larger scores are better."""
 
     model: Model
-    sites: list[Site]  # the smallest first
+    sites: list[ClientComparison]  # the smallest first
     rows: int  # that were tested, of all sites
     better: Interval  # over all rows
     seeds: Interval | None  # over the means of several seeds
@@ -140,7 +140,7 @@ def compare_models(
     for (name, size), part in means.groupby(["site", "size"]):
         own, score = (float(part[n].mean()) for n in ("own", "score"))
         better = interval(part["better"].to_numpy(), binary)
-        sites.append(Site(str(name), int(size), len(part), own, score, better))
+        sites.append(ClientComparison(str(name), int(size), len(part), own, score, better))
     whole = means.groupby("row")["better"].mean().to_numpy()
     seeds = table.groupby("seed")[["score", "own"]].mean()
     least, most = 0.0 if binary else -np.inf, MOST.get(by, np.inf)

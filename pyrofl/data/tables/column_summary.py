@@ -20,7 +20,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Moments:
+class ColumnMoments:
     """Count, mean and sum of squared deviations of numbers; moments can be added."""
 
     count: int = 0
@@ -28,19 +28,19 @@ class Moments:
     squares: float = 0.0
 
     @classmethod
-    def of(cls, values: Numbers) -> Moments:
+    def of(cls, values: Numbers) -> ColumnMoments:
         """Return the moments of numbers [N]."""
         mean = float(values.mean()) if len(values) else 0.0
         return cls(len(values), mean, float(((values - mean) ** 2).sum()))
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: ColumnMoments) -> ColumnMoments:
         """Return the moments of the numbers of both (Chan et al. 1979)."""
         count = self.count + other.count
         if not count:
-            return Moments()
+            return ColumnMoments()
         apart, share = other.mean - self.mean, other.count / count
         squares = self.squares + other.squares + apart**2 * self.count * share
-        return Moments(count, self.mean + apart * share, squares)
+        return ColumnMoments(count, self.mean + apart * share, squares)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ColumnSummary:
     mean: float = 0.0
     squares: float = 0.0  # sum of squared deviations from the mean
     levels: tuple[str, ...] | None = None  # its categories; None: it holds numbers
-    logs: Moments = Moments()  # of log |x| of the numbers other than 0
+    logs: ColumnMoments = ColumnMoments()  # of log |x| of the numbers other than 0
     has_negative: bool = False
     has_fractions: bool = False
 
@@ -74,9 +74,9 @@ class ColumnSummary:
         )
 
     @property
-    def plain(self) -> Moments:
+    def plain(self) -> ColumnMoments:
         """Moments of the numbers."""
-        return Moments(self.count, self.mean, self.squares)
+        return ColumnMoments(self.count, self.mean, self.squares)
 
     @property
     def varies(self) -> bool:
@@ -129,13 +129,13 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSumma
     if levels is not None:
         codes = np.unique(there.astype(np.int64)).tolist()
         return ColumnSummary(count, gaps, levels=tuple(levels[code] for code in codes))
-    plain = Moments.of(there)
+    plain = ColumnMoments.of(there)
     return ColumnSummary(
         count,
         gaps,
         plain.mean,
         plain.squares,
-        logs=Moments.of(np.log(np.abs(there[there != 0]))),
+        logs=ColumnMoments.of(np.log(np.abs(there[there != 0]))),
         has_negative=bool((there < 0).any()),
         has_fractions=bool((there != np.round(there)).any()),
     )

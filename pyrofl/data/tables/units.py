@@ -18,7 +18,7 @@ from operator import add
 
 import numpy as np
 
-from pyrofl.data.tables.column_summary import ColumnSummary, Moments
+from pyrofl.data.tables.column_summary import ColumnMoments, ColumnSummary
 from pyrofl.data.tables.wording import listed
 
 ROUNDING = 1e-9  # SD of logarithms up to which numbers count as equal
@@ -74,7 +74,7 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
     )
 
 
-def _divide(means: Mapping[str, Moments]) -> Groups:
+def _divide(means: Mapping[str, ColumnMoments]) -> Groups:
     """Return the clients with small and with large means, farthest apart.
 
     The sum of squares between the groups is maximal; a client counts as at most ten numbers.
@@ -109,7 +109,7 @@ def _factor(known: Mapping[str, ColumnSummary], groups: Groups) -> float:
 
 
 def _have_one_spread(
-    low: Sequence[Moments], high: Sequence[Moments], ratio: float, is_whole: bool
+    low: Sequence[ColumnMoments], high: Sequence[ColumnMoments], ratio: float, is_whole: bool
 ) -> bool:
     """Return whether the logarithms of both groups vary as much, as in two units of one quantity.
 
@@ -123,7 +123,7 @@ def _have_one_spread(
     return abs(log(of_high / of_low)) / 2 <= min(slack, MOST_SPREAD)
 
 
-def _standard_error(low: Sequence[Moments], high: Sequence[Moments]) -> float:
+def _standard_error(low: Sequence[ColumnMoments], high: Sequence[ColumnMoments]) -> float:
     """Return the standard error of the distance of two clients of different groups."""
     (of_low, dof_low), (of_high, dof_high) = _within(low), _within(high)
     squares = (of_low * dof_low + of_high * dof_high) / (dof_low + dof_high)
@@ -135,13 +135,13 @@ def _standard_error(low: Sequence[Moments], high: Sequence[Moments]) -> float:
     return sqrt(sampled + 2 * varies)
 
 
-def _within(part: Sequence[Moments]) -> tuple[float, int]:
+def _within(part: Sequence[ColumnMoments]) -> tuple[float, int]:
     """Return the variance within clients, and its degrees of freedom."""
     dof = sum(one.count for one in part) - len(part)
     return sum(one.squares for one in part) / dof, dof
 
 
-def _between(part: Sequence[Moments], within: float) -> float:
+def _between(part: Sequence[ColumnMoments], within: float) -> float:
     """Return the sum of squares between clients, without that of the numbers within them."""
     mean = reduce(add, part).mean
     return sum(max((one.mean - mean) ** 2 - within / one.count, 0.0) for one in part)

@@ -21,14 +21,14 @@ from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.importance_sampling import (
     BAD,
-    Reply,
     Request,
-    Weighed,
+    TermsReply,
     Weighing,
+    WeightedDraws,
     Weights,
 )
 from pyrofl.inference.posteriors.outcomes import heavy_estimates, outcome_of
-from pyrofl.inference.posteriors.proposals import Listed, Mixture, ServerDraws, nearer
+from pyrofl.inference.posteriors.proposals import Listed, ProposalMixture, ServerDraws, nearer
 from pyrofl.inference.posteriors.tail_shapes import (
     ESTIMATES,
     _shape,
@@ -61,15 +61,15 @@ class ListedGuide:
     listed, least, sizes = LIST, 3, (1, 0)
 
 
-def weighed(listed: ServerDraws, complete: bool = True, count: int = 2000) -> Weighed:
+def weighed(listed: ServerDraws, complete: bool = True, count: int = 2000) -> WeightedDraws:
     """Weigh draws of a list, alone or with further ones, by one client's exact ratio p / f."""
 
-    def exchange(asked: Request) -> Reply:
+    def exchange(asked: Request) -> TermsReply:
         place = (torch.special.ndtr(asked.noise[:, 0]) * LIST).long()
         draws = listed.noise[place] if asked.server is None else asked.server["draws"]
         ratio = TARGET.log_prob(draws).sum(-1) - log_f(draws)
         one = ratio[:, None]
-        return Reply([GroupTerms(one, 0 * one, 0 * ratio)], {"x": draws})
+        return TermsReply([GroupTerms(one, 0 * one, 0 * ratio)], {"x": draws})
 
     rows, source = torch.ones(1).double(), Generator().manual_seed(1)
     given = listed if complete else None
@@ -77,7 +77,7 @@ def weighed(listed: ServerDraws, complete: bool = True, count: int = 2000) -> We
     return Weighing(guide[0], rows, exchange, source, count, given).together()  # type: ignore[arg-type]
 
 
-def sd(found: Weighed) -> float:
+def sd(found: WeightedDraws) -> float:
     """Return the standard deviation of weighted draws of the first coordinate."""
     x, w = found.values["x"][:, 0], found.log_w.exp()
     return float((w @ (x - w @ x).square()).sqrt())
@@ -102,7 +102,7 @@ def test_all_draws_of_a_mixture_have_its_density():
     at = torch.arange(2000)
     every = torch.cat([listed.noise[at], noise])
     ratio = TARGET.log_prob(every).sum(-1) - log_f(every)
-    first = Mixture(listed, listed.noise[at], listed.log_density[at], ratio[:2000])
+    first = ProposalMixture(listed, listed.noise[at], listed.log_density[at], ratio[:2000])
     found = first.extended(near, noise, log_f(noise), ratio[2000:]).log_weights()
     normal = dist.Normal(0.0, 1.0).log_prob(every).sum(-1)
     q = torch.logaddexp(math.log(2 / 3) + normal, math.log(1 / 3) + near.log_prob(every))

@@ -81,7 +81,7 @@ def message_of(
 # What the server learns
 
 
-def linear_hypernetwork() -> tuple[hypernetwork.Source, Tensors, Tensors]:
+def linear_hypernetwork() -> tuple[hypernetwork.DropoutSource, Tensors, Tensors]:
     """Return s = A e with one-hot embeddings and A = I + something, and what clients found."""
     start = {"w": torch.zeros(4, dtype=torch.float64)}
     source = hypernetwork.hypernetwork(start, [], 3, 1e9, (sgd(1.0), sgd(1.0)))

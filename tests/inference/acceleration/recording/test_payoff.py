@@ -13,7 +13,7 @@ from pyrofl.inference.acceleration.recording import recorder
 from pyrofl.inference.acceleration.recording.recorder import COMPILING, KERNELS, RECORDINGS, forget
 from pyrofl.inference.acceleration.recording.tape import Tape
 from pyrofl.inference.acceleration.recordings import recordings
-from pyrofl.inference.acceleration.steps import StepRun
+from pyrofl.inference.acceleration.steps import AcceleratedStep
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
@@ -65,13 +65,13 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
     def watch(costs: Costs) -> Clock:
         clock = Clock(costs)
         step, enter, repeat, compiled = (
-            StepRun.written,
+            AcceleratedStep.written,
             Tape.__enter__,
             Tape.repeat,
             recorder.compiled,
         )
 
-        def written(self: StepRun, *given: Any) -> None:
+        def written(self: AcceleratedStep, *given: Any) -> None:
             step(self, *given)
             clock.written += 1
             clock.now += costs.written / 1000
@@ -108,7 +108,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
 
         monkeypatch.setattr(recorder, "clock", clock)
         monkeypatch.setattr(recorder, "compiled", generated)
-        monkeypatch.setattr(StepRun, "written", written)
+        monkeypatch.setattr(AcceleratedStep, "written", written)
         monkeypatch.setattr(Tape, "__enter__", entered)
         monkeypatch.setattr(Tape, "repeat", repeated)
         return clock

@@ -19,7 +19,7 @@ from pyrofl.inference.acceleration.recording import code, recorder
 from pyrofl.inference.acceleration.recording.recorder import RECORDINGS, Recording, forget
 from pyrofl.inference.acceleration.recording.tape import Tape
 from pyrofl.inference.acceleration.recordings import recordings
-from pyrofl.inference.acceleration.steps import StepRun
+from pyrofl.inference.acceleration.steps import AcceleratedStep
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import Optim, adam, sgd
 from pyrofl.inference.definition.programs import Supervised
@@ -74,13 +74,13 @@ def made() -> list[Recording]:
 def counted(monkeypatch) -> list[int]:
     """Return a list that grows by every step that is made as it is written."""
     written: list[int] = []
-    real = StepRun.written
+    real = AcceleratedStep.written
 
     def step(self, *args):
         written.append(1)
         real(self, *args)
 
-    monkeypatch.setattr(StepRun, "written", step)
+    monkeypatch.setattr(AcceleratedStep, "written", step)
     return written
 
 
