@@ -79,6 +79,7 @@ PRINTING = [
     "conformal",
     "how_a_round_works",
     "what_leaves_a_client",
+    "own_network",
     "own_tables",
     "regression",
     "../../CONTRIBUTING",
