@@ -81,6 +81,7 @@ PRINTING = [
     "what_leaves_a_client",
     "own_network",
     "own_tables",
+    "priors",
     "regression",
     "../../CONTRIBUTING",
 ]
