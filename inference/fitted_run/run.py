@@ -303,7 +303,8 @@ class Run(Pickled, Summarised):
 
         A run with Pareto k above 0.7 in `to_arviz` has not converged.
         """
-        return self._monitor.status().tested(**self.ending)
+        ending = {name: text for name, text in self.ending.items() if name != "draws"}
+        return self._monitor.status().tested(**ending)
 
     @property
     def _monitor(self) -> ConvergenceMonitor:
@@ -330,16 +331,16 @@ class Run(Pickled, Summarised):
         elif vanished:
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
-    def record_correction(self, outcome: str, why: str = "") -> None:
+    def record_correction(self, outcome: str, why: str = "", notes: Sequence[str] = ()) -> None:
         """Store the outcome of the last correction by `to_arviz`, for the status.
 
         The outcome is "yes", or "no" and the reason; "" removes what an earlier correction stored.
-        `why` states why the weights are unreliable, if they are.
+        `why` states why the weights are unreliable, if they are, and `notes` are for `warnings`.
         """
+        correction = {"corrected": outcome, "weights": why, "draws": "\n".join(notes)}
         old = self.ending
         if not outcome:
-            old = {n: v for n, v in old.items() if n not in ("corrected", "weights")}
-        correction = {"corrected": outcome, "weights": why}
+            old = {n: v for n, v in old.items() if n not in correction}
         self.ending = old | {n: v for n, v in correction.items() if v}
 
     def _alike(self, state: RoundState) -> bool:
@@ -360,13 +361,17 @@ class Run(Pickled, Summarised):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about numbers above their limit, unlearned widths and untrained models."""
+        """Warnings about numbers above their limit, unlearned widths, untrained models and draws.
+
+        Those about draws are of the last `to_arviz`.
+        """
         last = self.records[-1] if self.records else None
         texts = [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
             if last and fact.exceeded(last.watched.get(name, 0.0))
         ]
+        texts += self.ending.get("draws", "").split("\n")
         with suppress(*FAILURES):  # a program may only support training
             texts.append(warning_of_untrained(*self._fitted))
             if last and last.number >= 3:

@@ -72,7 +72,7 @@ class Fitted(Protocol):
         """Convergence status of the run: converged, not converged, stuck or diverged."""
         ...
 
-    def record_correction(self, outcome: str, why: str = "") -> None:
+    def record_correction(self, outcome: str, why: str = "", notes: Sequence[str] = ()) -> None:
         """Store the outcome of the last correction, for the status; "" removes an earlier one."""
         ...
 
@@ -197,7 +197,7 @@ def to_arviz(
         chain_groups.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)
         if drawn:
-            run.record_correction(correction.outcome, correction.unreliable)
+            run.record_correction(correction.outcome, correction.unreliable, correction.notes)
         _check_sites(chain_groups[-1], chain_groups[0])
     used = {axis for group in chain_groups[0].values() for v in group.values() for axis in v.axes}
     coords = {**{n: v for n, v in of_axes.items() if n in used}, **(coords or {})}

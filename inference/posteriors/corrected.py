@@ -58,11 +58,13 @@ from pyrofl.inference.posteriors.importance_sampling import (
     Weights,
 )
 from pyrofl.inference.posteriors.outcomes import (
+    YES,
     advice,
+    doubts,
     heavy_tail,
+    heavy_tails,
     outcome_of,
     untrusted,
-    warn_of_heavy_tails,
     warn_user,
 )
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
@@ -305,6 +307,7 @@ class Correction:
         outcome: "yes", or "no" and the reason.
         unreliable: why the weights show that the run's draws are far from the posterior, or "".
         shapes: site -> Pareto shapes of its estimates, [4, C, *p].
+        notes: warnings about draws that are used, for `Run.warnings`.
     """
 
     wanted: bool | None
@@ -313,6 +316,7 @@ class Correction:
     outcome: str = "no: corrected=False"
     unreliable: str = ""
     shapes: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def draws(
         self,
@@ -362,7 +366,9 @@ class Correction:
             for n, v in draws.items()
         }
         none = torch.zeros(1)
-        warn_of_heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact")
+        if text := heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
+            warn_user(text)
+            self.notes.append(text)
 
     def of_estimates(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
         """Return the Pareto shapes of the estimates of each variable of the posterior."""
@@ -421,4 +427,6 @@ class Correction:
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)
         self.unreliable = heavy_tail(weights) or weights.missing_mode
+        if self.outcome == YES and not bool(untrusted(weights).any()):
+            self.notes += doubts(weights, self.verdict)
         return corrected_draws, weights

@@ -47,14 +47,25 @@ def heavy_estimates(weights: Weights) -> str:
     return ", ".join(texts)
 
 
-def warn_of_heavy_tails(weights: Weights, kind: str) -> None:
-    """Warn of means and standard deviations of a kind of draws with too large a Pareto k."""
-    if heavy := heavy_estimates(weights):
-        warn_user(
-            f"estimates of {kind} draws are unreliable: Pareto k is {heavy} (at most {BAD} is "
-            "reliable), as draws in a heavy tail are few; report the median and the interval, or "
-            "compare with pyrofl.reference.nuts"
-        )
+def doubts(weights: Weights, verdict: ConvergenceStatus) -> list[str]:
+    """Return the warnings about corrected draws whose weights are reliable as a whole."""
+    texts = [heavy_tails(weights, "corrected")]
+    if weights.doubt:
+        texts.insert(0, f"corrected draws may be unreliable: {weights.doubt}; {advice(verdict)}")
+    if weights.missing_mode:
+        texts.insert(0, f"corrected draws are of one mode: {weights.missing_mode}")
+    return [text for text in texts if text]
+
+
+def heavy_tails(weights: Weights, kind: str) -> str:
+    """Return a warning about means and sds of a kind of draws with too large a Pareto k, or ""."""
+    if not (heavy := heavy_estimates(weights)):
+        return ""
+    return (
+        f"estimates of {kind} draws are unreliable: Pareto k is {heavy} (at most {BAD} is "
+        "reliable), as draws in a heavy tail are few; report the median and the interval, or "
+        "compare with pyrofl.reference.nuts"
+    )
 
 
 def untrusted(weights: Weights) -> Tensor:
@@ -85,12 +96,8 @@ def outcome_of(
     """
     bad = untrusted(weights)
     if not bool(bad.any()):
-        if weights.missing_mode:
-            warn_user(f"corrected draws are of one mode: {weights.missing_mode}")
-        if weights.doubt:
-            why = f"{weights.doubt}; {advice(verdict)}"
-            warn_user(f"corrected draws may be unreliable: {why}")
-        warn_of_heavy_tails(weights, "corrected")
+        for text in doubts(weights, verdict):
+            warn_user(text)
         return YES
     whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
     why = _reason(weights, "up to " if names else "")
@@ -98,7 +105,7 @@ def outcome_of(
     state += f" of {whose}" if names else ""
     more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
     if not strict and not bool((weights.ess < ENOUGH).any()):
-        more += "; corrected=True uses the weighted draws"
+        more += "; corrected=True returns the weighted draws all the same"
     warn_user(f"{state}{more}; {why}; {advice(verdict)}")
     return YES if strict else f"no: {why}"
 
@@ -123,4 +130,4 @@ def advice(verdict: ConvergenceStatus) -> str:
         return f"the run has not converged: {verdict.why}"
     if verdict.kind == "not converged":
         return "the run has not converged: fit more rounds"
-    return f"the run has converged, so more rounds will not help: {RICHER}"
+    return f"more rounds will not help, as the fit itself has converged: {RICHER}"

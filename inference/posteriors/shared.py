@@ -120,7 +120,7 @@ def corrected_shared(
         return _weighed(run, report, spec)
 
     shared_draws, weights = correction.tried(run.method, run.state, spec, reason, [], weigh)
-    run.record_correction(correction.outcome, correction.unreliable)
+    run.record_correction(correction.outcome, correction.unreliable, correction.notes)
     shared_draws = shared_draws or SharedDraws(guide_draws)
     return replace(shared_draws, outcome=correction.outcome, weights=weights)
 

@@ -156,7 +156,7 @@ class Factor(NamedTuple):
         moments = {"mean": self.u.index_copy(1, self.structure.reads, at)}
         if len(unknown := self.batch.ids[~expansion.value.isfinite()]):
             raise OtherStructure(UNKNOWN, unknown.tolist())
-        return self._stated(at, expansion) | moments | {"several": several.to(at)}
+        return self._stated(at, expansion) | moments | {"multimodal": several.to(at)}
 
     def _starts(self) -> tuple[Tensor, Tensor]:
         """Return where to search for the highest maximum [C, p], and whether there are several."""

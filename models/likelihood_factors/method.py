@@ -108,7 +108,7 @@ class LikelihoodFactors:
                     " ".join(self.tables): (PER_CLIENT, factors),
                     "mean sd": Moments(self.structure.ours.moments, undamped=True),
                     "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
-                    "server/several": Monitor(
+                    "server/multimodal": Monitor(
                         0.0,
                         "the likelihoods of that many clients have several maxima, so the "
                         "posterior may have modes without draws: compare it with reference.nuts, "
@@ -137,7 +137,7 @@ class LikelihoodFactors:
         shapes = {"shift": (n,), "precision": (n, n)}
         none = {n: mean.new_zeros(clients, *shapes.get(n, ())) for n in (*self.parts, "reported")}
         drawn = self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0)
-        none |= {"missing": mean.new_tensor(float(clients)), "several": mean.new_zeros(())}
+        none |= {"missing": mean.new_tensor(float(clients)), "multimodal": mean.new_zeros(())}
         none |= {"share": mean.new_ones(()), "change": torch.zeros_like(mean)}
         return drawn | under("server", none)
 
@@ -166,9 +166,9 @@ class LikelihoodFactors:
     ) -> Tensors:
         """Replace the factors of reporting clients, and draw the shared variables again."""
         factors = self._changed(server, message, cohort.ids.cpu())
-        if "several" in message:  # as of the widest cavity so far
-            several = message["several"].sum().to(server["server/several"])
-            server = server | {"server/several": several.maximum(server["server/several"])}
+        if "multimodal" in message:  # as of the widest cavity so far
+            several = message["multimodal"].sum().to(server["server/multimodal"])
+            server = server | {"server/multimodal": several.maximum(server["server/multimodal"])}
         return self.replace(server, factors, source)
 
     def _changed(self, server: Tensors, message: Tensors, ids: Tensor) -> Tensors:
@@ -399,7 +399,7 @@ class LikelihoodFactors:
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send the client's likelihood factor, and whether its likelihood has several maxima."""
-        return {n: local[n] for n in (*self.parts, "several") if n in local}
+        return {n: local[n] for n in (*self.parts, "multimodal") if n in local}
 
     # Predictions and posterior draws
 

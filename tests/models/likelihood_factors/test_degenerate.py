@@ -158,7 +158,7 @@ def test_factors_whose_product_is_improper_are_refused():
     message = {
         "shift": torch.zeros(8, n).double(),
         "precision": -torch.eye(n).double().repeat(8, 1, 1),
-        "several": torch.zeros(8).double(),
+        "multimodal": torch.zeros(8).double(),
     }
     cohort = data.cohort(torch.arange(8))
     with pytest.raises(AggregationError, match=r"is not a distribution; use pvi\.hierarchical"):

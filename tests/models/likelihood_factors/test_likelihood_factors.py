@@ -795,3 +795,4 @@ def test_heavy_tails_of_exact_draws_are_reported(clients, is_heavy):
         run.to_arviz(draws=4000)
     texts = [str(one.message) for one in found]
     assert any("of exact draws" in text and "the sd of tau" in text for text in texts) is is_heavy
+    assert any("of exact draws" in text for text in run.warnings) is is_heavy
