@@ -51,6 +51,7 @@ from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.importance_sampling import (
+    BAD,
     Request,
     TermsReply,
     Weighing,
@@ -360,11 +361,14 @@ class Correction:
         """
         if self.outcome != EXACT:
             return
-        draws = {n: v.value for n, v in posterior.items() if len(v.value) >= TRIED}
-        pareto_shapes = {
-            n: shapes(v, torch.full((len(v),), -math.log(len(v))).double(), -math.inf)
-            for n, v in draws.items()
-        }
+        pareto_shapes = {}
+        for name, draws in ((n, v.value) for n, v in posterior.items()):
+            if (count := len(draws)) >= TRIED:
+                even = torch.full((count,), -math.log(count)).double()
+                k = shapes(draws, even, -math.inf)
+                # The standard error of a shape from a tail of 3 count^0.5 draws.
+                error = (1 + k) / (3 * count**0.5) ** 0.5
+                pareto_shapes[name] = k.where(k - error > BAD, -math.inf)
         none = torch.zeros(1)
         if text := heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
             warn_user(text)
