@@ -227,7 +227,7 @@ def test_the_reason_against_a_correction_is_what_is_not_reliable(k, ess, told):
     assert outcome.startswith(f"no: {told}")
     assert f"{ess:,}" in outcome
     assert ("at least 400 are needed" in outcome) is (ess < 400)
-    assert ("corrected=True uses the weighted draws" in str(caught[0].message)) is (ess > 400)
+    assert ("corrected=True returns the weighted draws" in str(caught[0].message)) is (ess > 400)
 
 
 def test_a_list_is_selected_evenly():
