@@ -161,7 +161,8 @@ def to_arviz(
             size below 400; by default, draws of the guide are returned then. With k above 0.7 the
             status of the run is "not converged" from then on. Also if two sets of weighted draws
             differ in a mean or standard deviation beyond their Monte Carlo errors, if no second set
-            is near enough for that, and if Pareto k of an estimate is above 0.7 beyond its error.
+            is near enough for that, and if Pareto k of an estimate is above 0.7, for 1,000 exact
+            draws or more beyond its error. These warnings are in `Run.warnings`, too.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)

@@ -59,7 +59,6 @@ from pyrofl.inference.posteriors.importance_sampling import (
     Weights,
 )
 from pyrofl.inference.posteriors.outcomes import (
-    YES,
     advice,
     doubts,
     heavy_tail,
@@ -171,9 +170,8 @@ def corrected(
                 values_by_client[i] = {
                     "posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}
                 }
-    doubt = weights.doubt or _at_bound(parts, log_w)
     pareto_shapes = _shapes(parts, log_w, weights.k, ids, latent)
-    weights = weights._replace(shapes=pareto_shapes, doubt=doubt)
+    weights = weights._replace(shapes=pareto_shapes, at_bound=_at_bound(parts, log_w))
     return [values_by_client[i] for i in ids.tolist()], weights
 
 
@@ -200,18 +198,18 @@ def _shapes(
 
 
 def _at_bound(parts: Sequence[GroupWeighing], log_w: Sequence[Tensor]) -> str:
-    """Return which site has many draws so near its upper bound that they lose digits, or ""."""
+    """Return which site has many draws that are its bound up to rounding, or ""."""
     for i, part in enumerate(parts):
         w = log_w[min(i, len(log_w) - 1)].exp()
-        for name, bound in part.guided.bounds.items():
+        for name, bound in part.guided.bounds:
             if name in part.sites:
                 near = (part.sites[name].value - bound).abs() < ROUNDED * abs(bound)
                 share = float((w @ near.flatten(1).to(w)).max())
                 if share > FEW:
                     return (
-                        f"{name} is {bound:g} but for rounding in {share:.1%} of its draws, so "
-                        f"that draws nearer to {bound:g} are missing (a site near 0 has more "
-                        "digits, and a likelihood without the site needs none)"
+                        f"{share:.1%} of the draws of {name} are {bound:g} up to rounding, so that "
+                        f"draws closer to {bound:g} are missing: parametrize the program by the "
+                        f"distance from {bound:g}, or integrate {name} out of the likelihood"
                     )
     return ""
 
@@ -431,6 +429,5 @@ class Correction:
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)
         self.unreliable = heavy_tail(weights) or weights.missing_mode
-        if self.outcome == YES and not bool(untrusted(weights).any()):
-            self.notes += doubts(weights, self.verdict)
+        self.notes += doubts(weights, self.verdict)
         return corrected_draws, weights

@@ -101,7 +101,7 @@ def refuse_no_groups(idata: object) -> None:
         hasattr(idata, "groups") and hasattr(idata, "attrs")
     ):
         kind = type(idata).__name__
-        raise ValueError(f"found is a {kind}; expected a Run, or the result of `to_arviz`")
+        raise ValueError(f"fitted is a {kind}; expected a Run, or the result of `to_arviz`")
 
 
 def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Generator
 
 from pyrofl.inference.definition.elbo import is_point, latent, traces
@@ -74,15 +75,17 @@ class GuidedSites:
         return {name: in_plate(site) for name, site in sites}
 
     @cached_property
-    def bounds(self) -> dict[str, float]:
-        """Finite upper bounds of sites, such as 1 of probabilities; 0 loses no digits there."""
-        upper_bounds = {}
+    def bounds(self) -> list[tuple[str, float]]:
+        """Sites with their finite bounds, such as 1 of probabilities; near 0 no digits are lost."""
+        pairs = []
         for name, site in self._traced[1]:
             support = site["fn"].support
-            bound = getattr(getattr(support, "base_constraint", support), "upper_bound", 0.0)
-            if isinstance(bound, (int, float)) and bound:
-                upper_bounds[name] = float(bound)
-        return upper_bounds
+            support = getattr(support, "base_constraint", support)
+            for end in ("lower_bound", "upper_bound"):
+                bound = torch.as_tensor(getattr(support, end, 0.0)).flatten()
+                if bool(bound.any()) and bool((bound == bound[0]).all() & bound.isfinite().all()):
+                    pairs.append((name, float(bound[0])))
+        return pairs
 
     @cached_property
     def normal(self) -> frozenset[str]:

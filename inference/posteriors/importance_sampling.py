@@ -90,6 +90,7 @@ class Weights(NamedTuple):
         {}
     )  # site -> Pareto shapes of its estimates, see `tail_shapes`
     missing_mode: str = ""  # which mode of the posterior has no draws
+    at_bound: str = ""  # which site's draws lose digits near a bound
 
 
 class WeightedDraws(NamedTuple):

@@ -48,12 +48,17 @@ def heavy_estimates(weights: Weights) -> str:
 
 
 def doubts(weights: Weights, verdict: ConvergenceStatus) -> list[str]:
-    """Return the warnings about corrected draws whose weights are reliable as a whole."""
-    texts = [heavy_tails(weights, "corrected")]
-    if weights.doubt:
-        texts.insert(0, f"corrected draws may be unreliable: {weights.doubt}; {advice(verdict)}")
+    """Return warnings about corrected draws with reliable weights; none if they are unreliable."""
+    if bool(untrusted(weights).any()):
+        return []
+    texts = []
     if weights.missing_mode:
-        texts.insert(0, f"corrected draws are of one mode: {weights.missing_mode}")
+        texts.append(f"corrected draws are of one mode: {weights.missing_mode}")
+    if weights.doubt:
+        texts.append(f"corrected draws may be unreliable: {weights.doubt}; {advice(verdict)}")
+    if weights.at_bound:
+        texts.append(f"corrected draws may be unreliable: {weights.at_bound}")
+    texts.append(heavy_tails(weights, "corrected"))
     return [text for text in texts if text]
 
 

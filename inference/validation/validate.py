@@ -138,10 +138,11 @@ def _repeated_rows(data: Federation) -> str:
         return ""
     first = row[holders > 1][0]
     names = [n for n, rows in zip(data.names, data.train, strict=True) if first in rows]
+    count = int((holders > 1).sum())
     return (
-        f"{int((holders > 1).sum())} training rows belong to more than one client, such as row "
-        f"{int(first)} to {' and '.join(names[:2])}; each client counts it, as if it had been "
-        "observed again"
+        f"{count} training row{'s belong' if count > 1 else ' belongs'} to more than one client, "
+        f"such as row {int(first)} to {' and '.join(names[:2])}; each client counts it, as if it "
+        "had been observed again"
     )
 
 

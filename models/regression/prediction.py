@@ -80,7 +80,7 @@ def regression_of(fitted: Any) -> Any:
     method = getattr(run, "method", None)
     if getattr(method, "design", None) is None:
         raise ValueError(
-            f"found is a {type(run).__name__}"
+            f"fitted is a {type(run).__name__}"
             f"{f' of method {method.name}' if method else ''}; expected what pyrofl.fit returns "
             "for a pyrofl.regression"
         )

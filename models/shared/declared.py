@@ -59,12 +59,10 @@ class Declared:
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on
-                its data; a parameter of a prior is invalid; or a site's name ends as those that the
+                its data, or has an invalid parameter; or a site's name ends as those that the
                 library adds.
         """
-        both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
-        for name, site in latent(traced(self.program, both, ALONE, 1.0)):
-            _refuse_parameters(name, site["fn"])
+        self._refuse_priors(self.shared)
         for name in self.values:
             if name.endswith(DECENTRED):
                 raise ValueError(
@@ -85,10 +83,22 @@ class Declared:
         self.refuse_joint_draws()
 
     def check_responses(self) -> None:
-        """Raise ValueError if a response of any client has no density; see `refuse_values`."""
+        """Raise ValueError if a response of any client has no density; see `refuse_values`.
+
+        Nor may an own site's prior have invalid parameters. Without rows, nothing is known of them.
+        """
+        if not self.data.is_outline:
+            self._refuse_priors(self.own)
         for start in range(0, 0 if self.data.is_outline else self.data.clients, CLIENTS):
             ids = torch.arange(start, min(start + CLIENTS, self.data.clients))
             self.refuse_values(self.data.batch(ids))
+
+    def _refuse_priors(self, names: Iterable[str]) -> None:
+        """Raise ValueError if a parameter of the prior of a named site is invalid at all draws."""
+        both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
+        for name, site in latent(traced(self.program, both, ALONE, 1.0)):
+            if name in names:
+                _refuse_parameters(name, site["fn"])
 
     def refuse_joint_draws(self) -> None:
         """Raise ValueError if densities at several draws in one run are not those of each alone."""
@@ -269,19 +279,19 @@ class Declared:
 
 
 def _refuse_parameters(name: str, fn: Any) -> None:
-    """Raise ValueError if a parameter of a site's distribution is invalid wherever it is known."""
+    """Raise ValueError if an entry of a parameter is invalid at all draws, clients and rows."""
     for parameter, value, constraint in parameters(fn):
         finite = ~value.isnan() if parameter in MAY_BE_INFINITE else value.isfinite()
         for _ in range(constraint.event_dim):
             finite = finite.all(-1)
         good = constraint.check(value) & finite
-        if good.dim() > 1:  # valid for some draw, client or row; others may be of padding
-            good = good.flatten(0, min(good.dim(), 3) - 1).any(0)
-        if not (constraint.is_discrete or bool(good.all())):
-            odd = value.reshape(-1, *value.shape[3:])[0][~good] if value.dim() > 3 else value
+        # [S, C, B, *p] -> [*p]; one valid value suffices, as others may be of padding.
+        entries = good.flatten(0, min(good.dim(), 3) - 1).any(0) if good.dim() > 1 else good
+        if not (constraint.is_discrete or bool(entries.all())):
             raise ValueError(
-                f"{parameter} of the distribution of {name!r} is {float(odd.flatten()[0]):g} at "
-                f"all draws of the prior; expected finite values that satisfy {constraint}"
+                f"{parameter} of the distribution of {name!r} is "
+                f"{float(value[~good].flatten()[0]):g} at all draws of the prior; expected finite "
+                f"values that satisfy {constraint}"
             )
 
 

@@ -477,6 +477,7 @@ def test_a_training_row_of_two_clients_is_reported():
     data = numbers()
     first, second, *others = data.train
     both = replace(data, train=(first, torch.cat([second, first[:1]]), *others))
-    line = f"1 training rows .* row {int(first[0])} to {' and '.join(data.names[:2])}; each client"
+    names = " and ".join(data.names[:2])
+    line = f"1 training row belongs to .* row {int(first[0])} to {names}; each client"
     with pytest.warns(UserWarning, match=line):
         validate_method(method(), both)

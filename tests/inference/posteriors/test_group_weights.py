@@ -90,7 +90,10 @@ def test_probabilities_that_round_to_1_are_reported(concentration, is_reported):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         run.to_arviz(draws=100)
-    assert any("p is 1 but for rounding" in str(one.message) for one in found) is is_reported
+    assert (
+        any("of the draws of p are 1 up to rounding" in str(one.message) for one in found)
+        is is_reported
+    )
 
 
 def betaln(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

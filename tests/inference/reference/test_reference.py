@@ -256,7 +256,7 @@ def test_runs_are_compared_as_they_are():
     assert (table["difference"].abs() < 4 * table["error"]).all()
     drawn = reference.compare_posteriors(run.to_arviz(2000), run.copy(seed=1).to_arviz(2000))
     assert table.equals(drawn)
-    with pytest.raises(ValueError, match="found is a Method; expected a Run, or the result"):
+    with pytest.raises(ValueError, match="fitted is a Method; expected a Run, or the result"):
         reference.compare_posteriors(run, method)
     with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
         reference.compare_posteriors(run, run, draws=0)

@@ -773,6 +773,7 @@ def test_exact_draws_are_selected_once_each():
     torch.testing.assert_close(tau.sort().values, listed.sort().values.to(tau))
     by_client = run.posterior(1000)["tau"]
     assert bool((by_client == by_client[:, :1]).all())
+    assert bool((run.posterior(1000, chunk_size=2)["tau"] == by_client).all())
 
 
 @pytest.mark.parametrize(("clients", "is_heavy"), [(2, True), (8, False)])

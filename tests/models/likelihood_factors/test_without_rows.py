@@ -22,7 +22,7 @@ from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.wire import InvalidRequestError
-from pyrofl.models import likelihood_factors
+from pyrofl.models import likelihood_factors, pvi
 from pyrofl.models.likelihood_factors.structure import OtherStructure
 from pyrofl.tensors import generator
 
@@ -113,6 +113,23 @@ def correlated(received, local, batch):
         with batch.rows():
             mean = w[..., 0] + w[..., 1] * batch.x[..., 0]
             pyro.sample("y", dist.Normal(mean, sigma), obs=batch.y)
+
+
+def measured(received, local, batch):
+    """Have a covariate with known measurement errors, the second column."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        with batch.rows():
+            true = pyro.sample("true", dist.Normal(mu, batch.x[..., 1]))
+            pyro.sample("y", dist.Normal(true, sigma), obs=batch.y)
+
+
+@pytest.mark.parametrize("sizes", [None, [1] * len(SIZES)])
+def test_an_own_prior_may_have_a_scale_in_the_rows(sizes):
+    """Without rows the scale is 0, or of the wrong sign, which says nothing of the clients'."""
+    for build in (pyrofl.hierarchical, pvi.hierarchical):
+        assert build(measured, bare(rows(), sizes), shared="mu sigma").name == "pvi"
 
 
 @pytest.mark.parametrize("sizes", [None, [1] * len(SIZES)])
