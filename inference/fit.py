@@ -9,7 +9,7 @@ from inspect import signature
 from time import perf_counter
 from typing import Any, Unpack, overload
 
-from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.arguments import Count, Whole, check_name, checked
 from pyrofl.choices import Until
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
@@ -133,7 +133,7 @@ def fit(
         (2, 'not converged')
     """
     for name in loop:
-        known(name, (*signature(fit).parameters, *LoopOptions.__annotations__), "argument")
+        check_name(name, (*signature(fit).parameters, *LoopOptions.__annotations__), "argument")
     if seeds is not None or isinstance(resume_from, Chains):
         same: dict[str, Any] = {
             "server_state": server_state,

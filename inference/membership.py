@@ -33,7 +33,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import checked, known
+from pyrofl.arguments import check_name, checked
 from pyrofl.data import Federation
 from pyrofl.extensions import extension
 from pyrofl.inference.definition.averages import AggregationError
@@ -63,7 +63,7 @@ def leave(run: Run, client: str) -> Run:
     """
     data = run.data
     get_factors(run)
-    known(client, data.names[: data.clients], "client that trains")
+    check_name(client, data.names[: data.clients], "client that trains")
     if data.clients == 1:
         raise ValueError(f"{client!r} is the only client that trains; expected another to stay")
     at = data.names.index(client)
@@ -102,7 +102,7 @@ def join(run: Run, data: Federation) -> Run:
     names = data.names[: data.clients]
     had = run.data.names[: run.data.clients]
     for name in had:
-        known(name, names, "client of the run that trains in these data:")
+        check_name(name, names, "client of the run that trains in these data:")
     if len(names) == len(had):
         raise ValueError(f"the data have the {len(had)} clients of the run; expected one more")
     place = torch.tensor([names.index(name) for name in had])

@@ -19,7 +19,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import Elbo, On, Seen, base_of, latent, recorded, with_rows
 from pyrofl.inference.definition.metadata import LocalPair
@@ -98,7 +98,7 @@ def to_pyro(
     """
     ids = torch.arange(data.clients)
     if client is not None:
-        known(client, data.names, "client")
+        check_name(client, data.names, "client")
         ids = torch.tensor([data.names.index(client)])
     batch = data.batch(ids)
     state = first(method, data, seed) if state is None else getattr(state, "state", state)

@@ -96,14 +96,16 @@ def build(
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 
     weigh = Phase((GradientStep("alpha", sgd(lr_alpha), Seen(step.loss, mixed)), clamp))
-    mine = replace(step, names="own/*", loss=Seen(step.loss, at_mixture))
+    personal_step = replace(step, names="own/*", loss=Seen(step.loss, at_mixture))
     before = (weigh,) if lr_alpha else ()
     return replace(
         base,
         name="apfl",
         init_client=init_client,
-        phases=(*before, replace(train, updates=(step, mine))),
-        adapt=tuple(p for phase in base.adapt for p in (*before, replace(phase, updates=(mine,)))),
+        phases=(*before, replace(train, updates=(step, personal_step))),
+        adapt=tuple(
+            p for phase in base.adapt for p in (*before, replace(phase, updates=(personal_step,)))
+        ),
         views={"personal": mixed, "global": as_received},
         metadata=Metadata(statistics=lambda received, local, data: {"alpha": local["alpha"]}),
     )

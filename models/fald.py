@@ -198,16 +198,18 @@ def build(
     if surrogates != "none":
         weights = {"change/*": WeightedSum(uniform), **weights}
     chain = Phase((GradientStep("w/*", sgd(1.0), energy), shake), epochs, batch)
-    own: tuple[Phase, ...] = ()
+    factor_phases: tuple[Phase, ...] = ()
     if surrogates != "none":
-        own = factors.phases(model, q, names, batch)
+        factor_phases = factors.phases(model, q, names, batch)
     return Method(
         name="fald",
         init=init,
         model=model,
         guide=q,
-        init_client=factors.init_client if own else lambda received, cohort, generator: {},
-        phases=(*own[:-1], chain, *own[-1:]),
+        init_client=factors.init_client
+        if factor_phases
+        else lambda received, cohort, generator: {},
+        phases=(*factor_phases[:-1], chain, *factor_phases[-1:]),
         upload=lambda received, local: {
             n: v for n, v in local.items() if n in names or n.startswith("change/")
         },
@@ -215,8 +217,8 @@ def build(
         views={"global": as_received, "ensemble": View(members, with_draws, drawn)},
         metadata=Metadata(
             {" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
-            reset_clients=refused if own else keep_server_state,
-            reads={"model": model, "guide": q} if own else {},
+            reset_clients=refused if factor_phases else keep_server_state,
+            reads={"model": model, "guide": q} if factor_phases else {},
         ),
     )
 
@@ -263,19 +265,19 @@ class NormalFactors:
 
             The Fisher information is reset to zero.
             """
-            found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
+            gradients = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
             none = torch.zeros_like(received["total/precision"])
             return {
                 "new/precision": none,
-                "slope": flattened(found),
+                "slope": flattened(gradients),
                 "each": weight_of_each(data),
             }
 
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add a minibatch's Fisher information to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", received), data)
-            found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
-            return {"new/precision": local["new/precision"] + found * local["each"][:, None]}
+            gradients = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
+            return {"new/precision": local["new/precision"] + gradients * local["each"][:, None]}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Replace the client's likelihood approximation; store the change for the server."""

@@ -240,9 +240,9 @@ def build(
             width = {n: v + (message[f"loc/{n}"] - old[n]).square() for n, v in width.items()}
         return under("loc", role("loc", message)) | under("log_scale", width)
 
-    def prior_of(server: Tensors, found: Tensors) -> Tensors:
+    def prior_of(server: Tensors, aggregated: Tensors) -> Tensors:
         """Compute the prior's mean m and log standard deviation nu from aggregated moments."""
-        loc, width = role("loc", found), role("log_scale", found)
+        loc, width = role("loc", aggregated), role("log_scale", aggregated)
         if average == "moments":
             old = role("loc", server)
             width = {n: v - (loc[n] - old[n]).square() for n, v in width.items()}
@@ -272,7 +272,7 @@ def build(
     elif average != "mnu":
         pooled = Aggregator(
             {"loc/*": uniform, "log_scale/*": uniform},
-            server_step=lambda server, found: server | prior_of(server, found),
+            server_step=lambda server, aggregated: server | prior_of(server, aggregated),
             rule=aggregation,
             transform=spreads,
         )

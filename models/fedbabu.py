@@ -58,10 +58,10 @@ def build(
     Raises:
         ValueError: if `head` matches no parameter or all.
     """
-    mine, rest = head_and_base(net, head, both=True)
+    head_names, rest = head_and_base(net, head, both=True)
     settings: fedavg.Training = {"fine_tune": 5, **training}
-    method = keep(fedavg.build(net, **settings), mine)
+    method = keep(fedavg.build(net, **settings), head_names)
     (train,) = method.phases
-    chosen = {"head": mine, "base": rest, "all": "*"}[tune]
+    chosen = {"head": head_names, "base": rest, "all": "*"}[tune]
     adapt = tuple(only(phase, chosen) for phase in method.adapt)
     return replace(method, name="fedbabu", phases=(only(train, rest),), adapt=adapt)

@@ -124,10 +124,10 @@ def build(
         """Return each row's response distribution under each mixture component, [C, B, K]."""
         w = role("component", local)
         each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
-        outputs = torch.stack([net(own, data.x) for own in each], 2)
+        outputs = torch.stack([net(component, data.x) for component in each], 2)
         return likelihood(outputs, data.x.unsqueeze(2))
 
-    def known(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
+    def check_name(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
         """Return the prior distribution p(pi_j) of the client's mixture weights."""
         if prior_of is None:
             return dist.Dirichlet(data.size.new_ones(shape))
@@ -139,7 +139,7 @@ def build(
         That is p(pi_j) p(y | x, pi_j), with the indicators z summed out.
         """
         with data.clients():
-            pi = pyro.sample("pi", known(received, local, data))
+            pi = pyro.sample("pi", check_name(received, local, data))
             with data.rows():
                 pyro.sample("y", mixed(pi, fits(local, data)), obs=data.y)
 
@@ -154,7 +154,7 @@ def build(
         with torch.no_grad():
             share = responsibilities(log_weight(local), log_density(local, data))
         share = share * data.mask.unsqueeze(2)
-        before = known(with_rows(received, len(data)), with_rows(local, len(data)), data)
+        before = check_name(with_rows(received, len(data)), with_rows(local, len(data)), data)
         count = (share * data.counts.unsqueeze(2)).sum(1)
         return {"rows/q": share, **weigh(before, count)}
 
@@ -228,8 +228,8 @@ def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
         mixture = dist.Bernoulli(probs=(weight * fn.probs).sum(-1).clamp(0, 1))
     else:
         whole = torch.broadcast_shapes(weight.shape, fn.batch_shape)
-        own = dist.Categorical(probs=weight.expand(whole))
-        mixture = dist.MixtureSameFamily(own, fn.expand(whole))
+        component = dist.Categorical(probs=weight.expand(whole))
+        mixture = dist.MixtureSameFamily(component, fn.expand(whole))
     return mixture
 
 

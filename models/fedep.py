@@ -190,7 +190,7 @@ class Tilted:
             """Set the client's normal approximation: mode as mean, curvature as precision."""
             precision = received["precision"] + local["information"]
             factor = self.core.factor(precision, flattened(role("w", local)))
-            return self.known(*self.core.normals.moments(factor))
+            return self.with_root(*self.core.normals.moments(factor))
 
         train = self.core.training(epochs, batch, lr, momentum, 1.0)
         return Phase((self.begin,)), *train, Phase((settle,))
@@ -231,7 +231,7 @@ class Tilted:
                 second = local["squares"] / count[..., None] - mean[..., None] * mean[:, None]
             else:
                 second = local["squares"] / count - mean.square()
-            return self.known(local["centre"] + mean, self.root(second))
+            return self.with_root(local["centre"] + mean, self.root(second))
 
         counted = Phase((*steps, collect), epochs, batch)
         chain = Phase((self.begin,)), Phase(steps, burn_in, batch), Phase((nothing,))
@@ -268,7 +268,7 @@ class Tilted:
             mean, away = u.mean(1), u - u.mean(1, keepdim=True)
             full = self.core.normals.full
             second = away.mT @ away / (draws - 1) if full else u.var(1)
-            return self.known(mean, self.root(second))
+            return self.with_root(mean, self.root(second))
 
         return (Phase((sampled,)),)
 
@@ -309,7 +309,7 @@ class Tilted:
         found, info = torch.linalg.cholesky_ex(second)
         return torch.where((info == 0)[:, None, None], found, torch.nan)
 
-    def known(self, mean: Tensor, root: Tensor) -> Tensors:
+    def with_root(self, mean: Tensor, root: Tensor) -> Tensors:
         """Return a normal's mean and covariance root as the tensors that the guide reads."""
         moved = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         return {"mean": mean, "root": root, "moved": moved}

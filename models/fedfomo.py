@@ -113,8 +113,8 @@ def build(
         among = torch.arange(len(server[kept_models.HEARD]), device=ids.device)
         chosen = among.expand(len(ids), -1)
         if downloads is not None:
-            mine = server[CHOSEN][ids.clamp(max=len(among) - 1)]
-            chosen = torch.where(like(ids < len(among), mine), mine, server[WELCOME])
+            neighbors = server[CHOSEN][ids.clamp(max=len(among) - 1)]
+            chosen = torch.where(like(ids < len(among), neighbors), neighbors, server[WELCOME])
         good = kept_models.is_heard(server, chosen) & (chosen != ids[:, None])
         at = chosen.clamp(max=len(among) - 1)
         sent = under("other", {n: v[at] for n, v in held.items()})

@@ -57,12 +57,12 @@ def build(
     Raises:
         ValueError: if `head` matches no parameter or all.
     """
-    mine, rest = head_and_base(net, head, both=True)
-    method = keep(fedavg.build(net, **training), mine)
+    head_names, rest = head_and_base(net, head, both=True)
+    method = keep(fedavg.build(net, **training), head_names)
     (train,) = method.phases
     return replace(
         method,
         name="fedrep",
-        phases=(only(train, mine, head_epochs), only(train, rest)),
-        adapt=tuple(only(phase, mine) for phase in method.adapt),
+        phases=(only(train, head_names, head_epochs), only(train, rest)),
+        adapt=tuple(only(phase, head_names) for phase in method.adapt),
     )

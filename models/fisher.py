@@ -166,14 +166,15 @@ class Strata:
 
     def __init__(self, core: Laplace, patterns: str) -> None:
         """Validate that strata are the last parameters, and the guide has a full covariance."""
-        shapes, mine = core.net.shapes, list(core.net.select_params(patterns))
+        shapes, strata_names = core.net.shapes, list(core.net.select_params(patterns))
         if not core.normals.full:
             raise ValueError("strata need all covariances; expected guide=guides.full_covariance")
-        if list(shapes)[-len(mine) :] != mine or len(mine) == len(shapes):
+        if list(shapes)[-len(strata_names) :] != strata_names or len(strata_names) == len(shapes):
             raise ValueError(
-                f"strata are {', '.join(mine)}; expected some of the last of {', '.join(shapes)}"
+                f"strata are {', '.join(strata_names)}; expected some of the last of "
+                f"{', '.join(shapes)}"
             )
-        shared = [n for n in shapes if n not in mine]
+        shared = [n for n in shapes if n not in strata_names]
         self.core, self.shared = core, " ".join(shared)
         self.size = sum(shapes[n].numel() for n in shared)  # of s
 

@@ -97,7 +97,7 @@ def build(
         """Initialize the server's posterior at a random draw, and mark that no round has run."""
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
-    def known(q: Tensors) -> Tensors:
+    def prior_of(q: Tensors) -> Tensors:
         """Return mean and precision [C, ...] of the round's prior: the server's posterior.
 
         Before round one the mean is that of the method's prior.
@@ -108,7 +108,7 @@ def build(
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Copy the received prior to the client's local tensors."""
-        return under("prior", known(received))
+        return under("prior", prior_of(received))
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's posterior from the received prior and the Fisher information."""
@@ -118,14 +118,14 @@ def build(
 
     def changes(server: Tensors, message: Tensors) -> Tensors:
         """Return the client's likelihood factor: its posterior divided by the prior."""
-        prior = known({n: v[None] for n, v in server.items()})
+        prior = prior_of({n: v[None] for n, v in server.items()})
         old = core.factor(prior["precision"], prior["mean"])
         return {n: message[n] - v for n, v in old.items() if n in message}
 
     def next_prior(server: Tensors, pooled: Tensors) -> Tensors:
         """Return guide parameters of the new global posterior, the next round's prior."""
         if together:
-            prior = known({n: v[None] for n, v in server.items()})
+            prior = prior_of({n: v[None] for n, v in server.items()})
             old = core.factor(prior["precision"], prior["mean"])
             pooled = {n: v[0] + pooled[n] for n, v in old.items()}
         return core.posterior(pooled) | {"begun": torch.ones_like(server["begun"])}

@@ -316,11 +316,12 @@ def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
 def refuse_twins(branches: Tensors, layer: Mapping[str, int]) -> None:
     """Raise ValueError if two branches of a layer are equal, as training keeps them equal."""
     for number in set(layer.values()):
-        mine = [n for n, at in layer.items() if at == number]
-        count = len(branches[mine[0]])
+        layer_names = [n for n, at in layer.items() if at == number]
+        count = len(branches[layer_names[0]])
         for a, b in combinations(range(count), 2):
-            if all(torch.equal(branches[n][a], branches[n][b]) for n in mine):
+            if all(torch.equal(branches[n][a], branches[n][b]) for n in layer_names):
                 raise ValueError(
-                    f"branches {a} and {b} of {', '.join(mine)} are equal and would stay so; "
-                    "expected random starts that differ, or a `branched` without these names"
+                    f"branches {a} and {b} of {', '.join(layer_names)} are equal and would "
+                    "stay so; expected random starts that differ, or a `branched` without these "
+                    "names"
                 )

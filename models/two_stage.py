@@ -90,8 +90,8 @@ class TwoStage:
     """
 
     program: Program
-    ours: Layout
-    mine: Layout
+    shared_sites: Layout
+    client_sites: Layout
     blank: Batch  # one client with one row of zeros
     draws: int  # S
 
@@ -112,9 +112,9 @@ class TwoStage:
             views={"personal": View(self.read, self.sent, exact=self.is_reliable)},
             metadata=Metadata(
                 {
-                    f"{self.ours.names} {PLACE}": SHARED,
+                    f"{self.shared_sites.names} {PLACE}": SHARED,
                     "server/draws server/log_p1 server/known server/own": PER_CLIENT,
-                    "mean sd": Moments(self.ours.moments),
+                    "mean sd": Moments(self.shared_sites.moments),
                     "server/noise": Monitor(NOISE, few),
                     "server/r_hat": Monitor(MIXED, mixed, required=True, lasting=True),
                     "server/missing": Monitor(0.0, absent, required=True),
@@ -128,35 +128,40 @@ class TwoStage:
     def check(self, batch: Batch) -> None:
         """Raise ValueError unless rows depend on own sites alone, and these not on data."""
         source, shape = generator("two_stage"), (8, len(batch))
-        (mean, sd), (middle, width) = self.ours.prior(), self.mine.prior()
+        (mean, sd), (middle, width) = self.shared_sites.prior(), self.client_sites.prior()
         u = mean + 0.5 * sd.clamp(max=1.0) * torch.randn(*shape, len(mean), generator=source)
         z = middle + 0.5 * width.clamp(max=1.0) * torch.randn(*shape, len(middle), generator=source)
         u, z = u.double(), z.double()
         with torch.no_grad():
             rows, others = (self.evaluate(v, z, batch, "") for v in (u, u.flip(0)))
-            own = self.evaluate(u, z, batch, self.mine.names)
+            client_density = self.evaluate(u, z, batch, self.client_sites.names)
             blank = self.blank.select_clients(torch.zeros(len(batch), dtype=torch.long))
-            at_server = self.evaluate(u, z, blank, self.mine.names)
+            at_server = self.evaluate(u, z, blank, self.client_sites.names)
         if not torch.allclose(rows, others, rtol=EXACT, equal_nan=True):
             raise ValueError(
                 "the rows depend on shared sites, given each client's own; write own sites in "
                 f"centered form, such as theta ~ Normal(mu, tau); otherwise {OTHERS}"
             )
-        if not torch.allclose(own, at_server, rtol=EXACT, equal_nan=True):
+        if not torch.allclose(client_density, at_server, rtol=EXACT, equal_nan=True):
             raise ValueError(
-                f"the prior of {self.mine.names} depends on a client's data, which the server "
-                f"does not have; {OTHERS}"
+                f"the prior of {self.client_sites.names} depends on a client's data, which the "
+                f"server does not have; {OTHERS}"
             )
 
     # The server
 
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the draws of g and z with normals that stand for their priors."""
-        both = ((v.double() for v in layout.prior()) for layout in (self.ours, self.mine))
+        both = (
+            (v.double() for v in layout.prior())
+            for layout in (self.shared_sites, self.client_sites)
+        )
         (mean, sd), (middle, width) = both
         shared = mean + sd * torch.randn(CHAINS * KEPT, len(mean), generator=source).double()
-        z, own = (middle + width * self._noise(n, source) for n in (self.draws, len(shared)))
-        new = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": own}
+        z, client_draws = (
+            middle + width * self._noise(n, source) for n in (self.draws, len(shared))
+        )
+        new = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": client_draws}
         tables = {n: v.expand(clients, *v.shape).clone() for n, v in new.items()}
         tables |= {f"new_{n}": v for n, v in new.items()}
         tables |= {"g": shared, "known": torch.zeros(clients), "noise": torch.zeros(())}
@@ -185,7 +190,7 @@ class TwoStage:
             prior: Tensor = self._prior(u) + (terms.logsumexp(-1) - math.log(self.draws)).sum(-1)
             return prior
 
-        mean, sd = (v.double() for v in self.ours.prior())
+        mean, sd = (v.double() for v in self.shared_sites.prior())
         normal = dist.Normal(mean, sd).to_event(1)
         tried = mean + sd * torch.randn(TRIED, len(mean), generator=source).double()
         start = _starts(log_density, tried, normal.log_prob(tried), CHAINS, source)
@@ -193,13 +198,18 @@ class TwoStage:
         # A client that has not reported holds draws of its prior, as a new one.
         new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))
         z, log_p1 = (torch.cat(pair) for pair in zip((z, log_p1), new, strict=True))
-        own, inverse = self._resampled(sampled_draws.u, z, log_p1, source)
+        client_draws, inverse = self._resampled(sampled_draws.u, z, log_p1, source)
         pooled, noise = (
-            own[:-1][is_reported].flatten(0, 1),
+            client_draws[:-1][is_reported].flatten(0, 1),
             inverse[:, :-1][:, is_reported].sum(-1).mean(),
         )
         r_hat = max(sampled_draws.r_hat, float(message["r_hat"].max()))
-        state = held | {"own": own[:-1], "new_own": own[-1], "g": sampled_draws.u, "noise": noise}
+        state = held | {
+            "own": client_draws[:-1],
+            "new_own": client_draws[-1],
+            "g": sampled_draws.u,
+            "noise": noise,
+        }
         state |= {"r_hat": noise.new_tensor(r_hat), "missing": (~is_reported).sum().double()}
         moments = {"mean": sampled_draws.u.mean(0), "sd": sampled_draws.u.std(0)}
         moments |= {"middle": pooled.mean(0), "width": WIDER * pooled.std(0)}
@@ -222,13 +232,13 @@ class TwoStage:
         """Return log p(z | u) - log p_1(z), [K, J, S], for u [K, d] and z [J, S, m]."""
         flat = z.flatten(0, 1)
         many = self.blank.select_clients(torch.zeros(len(flat), dtype=torch.long))
-        value = self.evaluate(u[:, None], flat[None], many, self.mine.names)
+        value = self.evaluate(u[:, None], flat[None], many, self.client_sites.names)
         return value.view(len(u), *z.shape[:2]) - log_p1
 
     def _prior(self, u: Tensor) -> Tensor:
         """Return log p(u), [K]."""
-        z = self.mine.prior()[0].to(u).expand(len(u), 1, -1)
-        return self.evaluate(u[:, None], z, self.blank, self.ours.names)[:, 0]
+        z = self.client_sites.prior()[0].to(u).expand(len(u), 1, -1)
+        return self.evaluate(u[:, None], z, self.blank, self.shared_sites.names)[:, 0]
 
     def evaluate(self, u: Tensor, z: Tensor, batch: Batch, names: str) -> Tensor:
         """Return log densities [S, C] at u [S, C, d] and z [S, C, m]: of latent sites, or of rows.
@@ -239,8 +249,8 @@ class TwoStage:
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             zero = u.new_zeros(*u.shape[:-1], 1)
             with batch.clients():
-                self.ours.sample(u[..., None, :], zero, 1.0)
-                self.mine.sample(z[..., None, :], zero, 1.0)
+                self.shared_sites.sample(u[..., None, :], zero, 1.0)
+                self.client_sites.sample(z[..., None, :], zero, 1.0)
 
         with pyro.validation_enabled(False), default_type(u.dtype):
             q, p = traces(self.program, guide, {}, {}, batch, len(u))
@@ -284,7 +294,7 @@ class TwoStage:
         self, one: Batch, middle: Tensor, width: Tensor, source: Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return draws [S, m] of one client, their log p_1 [S], and R-hat."""
-        u = self.ours.prior()[0].double()
+        u = self.shared_sites.prior()[0].double()
 
         def log_density(z: Tensor) -> Tensor:
             """Return the client's log density [N] of own variables z [N, m], under p_1."""
@@ -306,8 +316,10 @@ class TwoStage:
 
     def _noise(self, count: int, source: Generator) -> Tensor:
         """Return noise [count, m] of the t distribution of p_1."""
-        normal = torch.randn(count, self.mine.size, generator=source, dtype=torch.float64)
-        squares = torch.randn(count, self.mine.size, int(FREEDOM), generator=source).double()
+        normal = torch.randn(count, self.client_sites.size, generator=source, dtype=torch.float64)
+        squares = torch.randn(
+            count, self.client_sites.size, int(FREEDOM), generator=source
+        ).double()
         return normal * (FREEDOM / squares.square().sum(-1)).sqrt()
 
     # Posterior draws
@@ -315,11 +327,13 @@ class TwoStage:
     def sent(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the draws of the shared variables, with its own."""
         names, device = ("g", "own", "new_own"), cohort.size.device
-        g, own, new = (server[f"server/{n}"].to(device) for n in names)
+        g, client_draws, new = (server[f"server/{n}"].to(device) for n in names)
         ids = cohort.ids.to(device)
-        is_reported = (ids < len(own))[:, None, None]
-        mine = torch.where(is_reported, own[ids.clamp(max=len(own) - 1)], new)
-        return spread_out({"g": g}, len(ids)) | {"own": mine}
+        is_reported = (ids < len(client_draws))[:, None, None]
+        sent_draws = torch.where(
+            is_reported, client_draws[ids.clamp(max=len(client_draws) - 1)], new
+        )
+        return spread_out({"g": g}, len(ids)) | {"own": sent_draws}
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""
@@ -331,7 +345,7 @@ class TwoStage:
             u, z = local["g"], local["own"]
         else:  # while clients train
             z = local["middle"][..., None, :]
-            u = self.ours.prior()[0].to(z).expand(*z.shape[:-1], -1)
+            u = self.shared_sites.prior()[0].to(z).expand(*z.shape[:-1], -1)
         count = u.shape[-2]
         with batch.clients():
             listed: Any = {"is_auxiliary": True, "listed": count}
@@ -342,8 +356,8 @@ class TwoStage:
             middle = (place == 0)[..., None]  # as of the mean of the guide
             u, z = (torch.where(middle, v.mean(-2), v[client, 0, at]) for v in (u, z))
             zero = torch.zeros_like(u[..., 0])
-            self.ours.sample(u, zero, 1.0)
-            self.mine.sample(z, zero, 1.0)
+            self.shared_sites.sample(u, zero, 1.0)
+            self.client_sites.sample(z, zero, 1.0)
 
 
 def _starts(
@@ -403,14 +417,14 @@ def hierarchical(
         (10, 8)
     """
     one = on_cpu(data.batch(torch.tensor([0])))
-    ours, mine = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
-    declared = Declared(model, data, ours, mine)
+    shared_sites, client_sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
+    declared = Declared(model, data, shared_sites, client_sites)
     declared.check()
-    if not mine.size:
+    if not client_sites.size:
         raise ValueError(f"all sites are shared, and no site is a client's own; {OTHERS}")
-    if mine.of_rows:
-        raise ValueError(f"site {mine.of_rows[0]!r} has a value for every row; {OTHERS}")
+    if client_sites.of_rows:
+        raise ValueError(f"site {client_sites.of_rows[0]!r} has a value for every row; {OTHERS}")
     some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
-    core = TwoStage(model, ours, mine, blank(some), draws)
+    core = TwoStage(model, shared_sites, client_sites, blank(some), draws)
     core.check(some)
     return core.method(declared.text())

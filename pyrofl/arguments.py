@@ -247,7 +247,7 @@ def accepts(function: object, *args: object, **kwargs: object) -> bool:
     return True
 
 
-def known(name: str, names: Collection[str], what: str) -> None:
+def check_name(name: str, names: Collection[str], what: str) -> None:
     """Raise ValueError if a name is not among `names`; the message suggests valid names."""
     if name not in names:
         hint = (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 
 OWN = "pyrofl."  # parts of the package, which may be removed
 
@@ -30,7 +30,7 @@ def register(places: Mapping[str, str]) -> None:
                 f"{point} is registered as {place!r}; expected a string 'module:function'"
             )
         if _places and not place.startswith(OWN):
-            known(point, _places, "extension point")
+            check_name(point, _places, "extension point")
     _places.update(places)
     for point in places:
         _functions.pop(point, None)

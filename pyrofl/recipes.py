@@ -117,13 +117,13 @@ def told(value: Any, what: str = "it") -> Any:
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return {"dict": {n: told(one, f"{what}[{n!r}]") for n, one in value.items()}}
     if spec := spec_of(value):
-        own = {n: told(one, n) for n, one in spec.arguments.items()}
-        return {"call": spec.maker, "with": own}
+        argument_texts = {n: told(one, n) for n, one in spec.arguments.items()}
+        return {"call": spec.maker, "with": argument_texts}
     if _of_module(value) and _found(name := _name(value)) is value:
         return {"name": name}
     if parameters := _parameters(value):
-        own = {n: told(one, n) for n, one in parameters.items()}
-        return {"distribution": _name(type(value)), "with": own}
+        argument_texts = {n: told(one, n) for n, one in parameters.items()}
+        return {"distribution": _name(type(value)), "with": argument_texts}
     kind = getattr(value, "__qualname__", type(value).__name__)
     raise ValueError(f"{what} is {kind}, not made by the library")
 
@@ -165,7 +165,7 @@ def _parameters(value: Any) -> dict[str, Any]:
 
 def _found(name: str) -> Any:
     """Import the object "MODULE:NAME" if build specifications may name it; else return None."""
-    if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
+    if not any(f"{name.partition(':')[0]}.".startswith(f"{module}.") for module in HANDED_ON):
         return None
     value = _imported(name)
     return value if _of_module(value) else None
@@ -173,11 +173,11 @@ def _found(name: str) -> Any:
 
 def _imported(name: str) -> Any:
     """Import "MODULE:NAME" from pyrofl or Pyro's distributions; return None for other modules."""
-    module, _, own = name.partition(":")
+    module, _, attribute = name.partition(":")
     if module.partition(".")[0] != "pyrofl" and not f"{module}.".startswith("pyro.distributions."):
         return None
     try:
-        value = getattr(import_module(module), own, None)
+        value = getattr(import_module(module), attribute, None)
     except ImportError:
         return None
     return value if getattr(value, "__module__", None) == module else None

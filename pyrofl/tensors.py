@@ -209,14 +209,14 @@ def _state(key: str) -> Tensor:
 @contextmanager
 def lent(generator: torch.Generator) -> Iterator[None]:
     """Use a generator as torch's global CPU generator in the context, and advance its state."""
-    own = torch.default_generator
-    before = own.get_state()
-    own.set_state(generator.get_state())
+    global_generator = torch.default_generator
+    before = global_generator.get_state()
+    global_generator.set_state(generator.get_state())
     try:
         yield
     finally:
-        generator.set_state(own.get_state())
-        own.set_state(before)
+        generator.set_state(global_generator.get_state())
+        global_generator.set_state(before)
 
 
 @contextmanager

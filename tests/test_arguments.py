@@ -18,8 +18,8 @@ from pyrofl.arguments import (
     ShareBelowOne,
     Whole,
     check_fields,
+    check_name,
     checked,
-    known,
 )
 
 
@@ -110,9 +110,9 @@ def test_fields_of_records_are_checked():
 
 def test_a_misspelt_name_gets_the_nearest():
     with pytest.raises(ValueError, match=r"unknown method .fedavgg.; did you mean fedavg\?"):
-        known("fedavgg", {"fedavg": 1}, "method")
+        check_name("fedavgg", {"fedavg": 1}, "method")
     with pytest.raises(ValueError, match="unknown method 'x'; expected one of fedavg, local"):
-        known("x", {"fedavg": 1, "local": 2}, "method")
+        check_name("x", {"fedavg": 1, "local": 2}, "method")
 
 
 class Thing:

@@ -35,21 +35,21 @@ class Density:
         """Return the density of a program; raise ValueError if z is not standard normal."""
         one = data.batch(torch.tensor([0]))
         program = decentred(program, one)
-        ours, mine = layouts(program, one, shared, WIDE, rows=int(data.sizes.max()))
-        if not all(site.exact and bool((site.sd == 1).all()) for site in mine.sites):
+        shared_sites, client_sites = layouts(program, one, shared, WIDE, rows=int(data.sizes.max()))
+        if not all(site.exact and bool((site.sd == 1).all()) for site in client_sites.sites):
             raise ValueError("an own site is not normal, with or without a random scale")
-        none = torch.zeros(mine.size, ours.size, dtype=data.dtype)
-        structure = Structure(program, frozenset(), ours, mine, none)
+        none = torch.zeros(client_sites.size, shared_sites.size, dtype=data.dtype)
+        structure = Structure(program, frozenset(), shared_sites, client_sites, none)
         return cls(structure, data.batch(torch.arange(data.clients)))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Number of shared variables d, of clients C, and of own variables m of each."""
-        return self.structure.ours.size, len(self.batch), self.structure.mine.size
+        return self.structure.shared_sites.size, len(self.batch), self.structure.client_sites.size
 
     def start(self) -> Tensor:
         """Return the middle of the prior of the shared variables, [d]."""
-        return self.structure.ours.prior()[0].to(self.batch.x)
+        return self.structure.shared_sites.prior()[0].to(self.batch.x)
 
     def evaluate(self, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p(u) and log p(y | u, z), [S, C] each.
@@ -76,12 +76,12 @@ class Density:
             """Record the given points."""
             zero = u.new_zeros(len(u), len(batch), 1)
             with batch.clients():
-                structure.ours.sample(self._of_clients(u)[..., None, :], zero, 1.0)
-                structure.mine.sample(z[..., None, :], zero, 0.0, batch.mask.shape[1])
+                structure.shared_sites.sample(self._of_clients(u)[..., None, :], zero, 1.0)
+                structure.client_sites.sample(z[..., None, :], zero, 0.0, batch.mask.shape[1])
 
         def model(received: Tensors, local: Tensors, batch: Batch) -> None:
             """Run the program with a prior for absent rows."""
-            with RowsFilled(structure.mine.sites):
+            with RowsFilled(structure.client_sites.sites):
                 structure.program(received, local, batch)
 
         with torch.no_grad(), pyro.validation_enabled(False), default_type(u.dtype):

@@ -11,7 +11,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.inference.conformal.quantiles import (
     ScoreSummary,
     new_client_quantile,
@@ -170,7 +170,7 @@ class Conformal(Summarised):
         why = "and thresholds differ between clients; pass client= and its rows, one at a time"
         refuse_trained_clients(owners, self.run.data.names, why)
         pooling = pooling or ("new_client" if client is None else "client")
-        known(pooling, ("client", "pooled", "new_client"), "pooling")
+        check_name(pooling, ("client", "pooled", "new_client"), "pooling")
         if client is None and pooling == "client":
             raise ValueError("a new client has no scores; use pooling='new_client' or 'pooled'")
         run, model, adaptation = self.run, self.how.model, self.how.adaptation
@@ -314,7 +314,7 @@ def _class_weights(weights: Mapping[str, float], run: Run) -> Tensor:
     if not classes:
         raise ValueError("weights are given by class, but y is a number; pass a function of x")
     for name, value in weights.items():
-        known(name, classes, "class")
+        check_name(name, classes, "class")
         if not 0 <= value < inf or not isfinite(value):
             raise ValueError(f"weights[{name!r}] is {value!r}; expected a number >= 0")
     return torch.tensor([float(weights.get(n, 1.0)) for n in classes], dtype=torch.float64)

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl import metrics as scoring
-from pyrofl.arguments import Count, PositiveShare, checked, known
+from pyrofl.arguments import Count, PositiveShare, check_name, checked
 from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
@@ -119,7 +119,7 @@ class Scores(Summarised, EvaluationSpec):
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Return the mean of a metric over clients, weighted equally or by number of rows."""
-        known(metric, self.values, "metric")
+        check_name(metric, self.values, "metric")
         return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked

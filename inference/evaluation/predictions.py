@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
 from pyrofl.data.tables.wording import listed
@@ -250,7 +250,7 @@ def _trained_client(data: Federation, client: str, labeled_rows: object) -> tupl
         raise ValueError(
             f"client is {client!r}; expected None for a new client, or a name, such as {names}"
         )
-    known(client, data.names, "client")
+    check_name(client, data.names, "client")
     if labeled_rows is not None:
         raise ValueError(
             f"own rows are given for the known client {client!r}; pass client=None for a new client"

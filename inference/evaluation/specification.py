@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
-from pyrofl.arguments import Count, check_fields, known
+from pyrofl.arguments import Count, check_fields, check_name
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.seeds import Seed
 
@@ -69,7 +69,7 @@ class EvaluationSpec:
         """Create the settings from keyword arguments; reject arguments named in `without`."""
         names = {f.name: f for f in fields(EvaluationSpec) if f.name not in without.split()}
         for name in options:
-            known(name, names, "argument")
+            check_name(name, names, "argument")
         return EvaluationSpec(**options)
 
     def view(self, method: Method) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Unpack
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, checked, known
+from pyrofl.arguments import Count, check_name, checked
 from pyrofl.choices import GROUPS
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
@@ -264,9 +264,9 @@ def _refuse_unknown_names(
     sites |= {site: None for n in states if (site := n.partition("/")[2])}
     axes = {a: None for group in groups.values() for v in group.values() for a in v.axes}
     for name in dims:
-        known(name, list(sites), "site in dims")
+        check_name(name, list(sites), "site in dims")
     for name in coords:
-        known(name, [a for a in axes if a not in RESERVED], "axis in coords")
+        check_name(name, [a for a in axes if a not in RESERVED], "axis in coords")
     return dict(coords)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
 from pyrofl.inference.posteriors.summary import entries_of
 
@@ -133,10 +133,10 @@ def _sides(statement: str, entries: Mapping[str, NDArray[Any]]) -> tuple[NDArray
             case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATIONS:
                 return OPERATIONS[type(op)](value(operand))
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
-                known(name, FUNCTIONS, "function")
+                check_name(name, FUNCTIONS, "function")
                 return FUNCTIONS[name](value(argument))
             case ast.Name() | ast.Subscript():
-                known(_restored(node, places), entries, "parameter")
+                check_name(_restored(node, places), entries, "parameter")
         raise ValueError(f"hypothesis {statement!r} has {_restored(node, places)}; {EXAMPLE}")
 
     with np.errstate(all="ignore"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def entries_of(posterior: Any, names: Mapping[str, str] | None) -> Mapping[str, 
     if names is None:
         return {n: n for n in every if not n.endswith(ADDED)}
     for name in names:
-        known(name, every, "variable")
+        check_name(name, every, "variable")
     return names
 
 

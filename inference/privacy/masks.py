@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
-from pyrofl.arguments import Positive, checked, known
+from pyrofl.arguments import Positive, check_name, checked
 from pyrofl.inference.privacy.sums import SUM, WEIGHT
 from pyrofl.tensors import Tensors, matches, role, under
 
@@ -79,7 +79,7 @@ class Masks:
             return masked  # the message is empty, [0, ...]
         if len(keys) < FEWEST:
             raise ValueError(f"keys are of {len(keys)} clients; at least {FEWEST} are required")
-        known(name, keys, "client")
+        check_name(name, keys, "client")
         if keys[name] != self.public:
             raise ValueError(
                 f"{name}: keys has another public key under its name; pass its own `public` key"

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import torch
 
-from pyrofl.arguments import Count, checked, known
+from pyrofl.arguments import Count, check_name, checked
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.fingerprint import fingerprint
@@ -251,7 +251,7 @@ class Client:
         Raises:
             ValueError: as `evaluate` and `Run.predict`.
         """
-        known(client, self.names, "client")
+        check_name(client, self.names, "client")
         here, shard, state = self._deployed(question)
         how: PredictionOptions = {"seed": self.seed, **asked, "model": question["model"]}
         return predictions(here, shard, state, x, client, **how)
@@ -282,7 +282,7 @@ class Client:
         """
         with self._held():
             for name in names:
-                known(name, self.names, "client")
+                check_name(name, self.names, "client")
                 self._records[name] = ClientRecord()
             self._write()
 

@@ -20,7 +20,7 @@ class ClientRecord:
     """State of one client: committed, and pending until the server confirms its aggregation."""
 
     merged: int = 0  # last round with an aggregated message; 0 is none
-    mine: Tensors | None = None  # client state; None for a new client
+    client_state: Tensors | None = None  # client state; None for a new client
     round: int = 0  # round of the pending state; 0 is none
     pending: Tensors = field(default_factory=dict)  # client state after that round
 
@@ -31,7 +31,7 @@ class ClientRecord:
         """
         if self.round and self.round == accepted:
             return ClientRecord(accepted, self.pending)
-        return ClientRecord(self.merged, self.mine)
+        return ClientRecord(self.merged, self.client_state)
 
 
 def as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
@@ -51,8 +51,10 @@ def state_of(
     """Build the previous round's state from received server tensors and stored client records."""
     states, seen = none(shard.clients, len(records)), torch.zeros(shard.clients, dtype=torch.bool)
     for name, one in records.items():
-        if one.mine is not None:
+        if one.client_state is not None:
             at = torch.tensor([shard.names.index(name)])
             seen[at] = True
-            states = states.updated(states.write(at, {n: v[None] for n, v in one.mine.items()}))
+            states = states.updated(
+                states.write(at, {n: v[None] for n, v in one.client_state.items()})
+            )
     return RoundState(rounds, server, states, seen)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.data import Cohort, Roster
 from pyrofl.inference.definition.metadata import MODERATE, JointRule, of_kind
 from pyrofl.inference.definition.method import GradientStep, Method
@@ -133,7 +133,7 @@ class ReplyParser:
         losses = Tensors()
         for what in ("loss", "begun"):
             for n in tensors(what, flat):
-                known(n, tuple(step_names), f"{what} of")
+                check_name(n, tuple(step_names), f"{what} of")
                 value = column(flat, f"{what}/{n}", count, self.roster.dtype)
                 if what == "loss" and not bool(value[good].isfinite().all()):
                     raise ValueError(f"its loss of {n} is not finite; expected finite numbers")

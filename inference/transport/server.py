@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import checked, known
+from pyrofl.arguments import check_name, checked
 from pyrofl.data import Roster
 from pyrofl.data.roster import names_of
 from pyrofl.files import checkpoint_file
@@ -199,7 +199,7 @@ class Server:
             ValueError: if a name is unknown, or the method cannot reset clients.
         """
         for name in names:
-            known(name, self.roster.names, "client")
+            check_name(name, self.roster.names, "client")
         ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
         ids = ids[self.accepted[ids] > 0].sort().values
         method = self.at(max(self.state.number - 1, 0))
@@ -383,7 +383,7 @@ class Server:
             "clients of holders",
             [n for client_names in clients_by_holder.values() for n in client_names],
         ):
-            known(name, names, "client")
+            check_name(name, names, "client")
         return {holder: tuple(client_names) for holder, client_names in clients_by_holder.items()}
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:

@@ -263,15 +263,15 @@ def distilled(
 
     def team(models: Tensors, size: Tensor, rng: Generator) -> Tensors:
         """Return the chosen teacher models [M', *p]: average, client models, posterior samples."""
-        found = []
+        teacher_models = []
         if "A" in teachers:
-            found.append({n: v[None] for n, v in average(models, size).items()})  # eq. 2
+            teacher_models.append({n: v[None] for n, v in average(models, size).items()})  # eq. 2
         if "C" in teachers:
-            found.append(models)
+            teacher_models.append(models)
         if "S" in teachers and samples:
             drawn = draw(fit(models, size), samples, rng)
-            found.append({n: drawn[n].to(v) for n, v in models.items()})
-        return join_up(found)
+            teacher_models.append({n: drawn[n].to(v) for n, v in models.items()})
+        return join_up(teacher_models)
 
     def student(
         start: Tensors, ensemble: Tensors, server_data: Tensor, rng: Generator
@@ -314,9 +314,9 @@ def distilled(
             taught, more_tensors = student(start, ensemble, rows, generator)
             merged = merged | under(of, taught) | more_tensors
         merged = {n: v for n, v in merged.items() if not n.startswith(f"{KNOWN}/")}
-        return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
+        return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, check_name(models, cohort))
 
-    def known(models: Tensors, cohort: Cohort) -> Tensors:
+    def check_name(models: Tensors, cohort: Cohort) -> Tensors:
         """Return the tensors that define the server's posterior p(w | D) of the global model."""
         if posterior == "gaussian":
             mean, sd = mean_and_sd(models, cohort.size, std_scale)
@@ -336,12 +336,12 @@ def distilled(
             return {n: v.expand(draws, *v.shape) for n, v in start.items()}, {}
         if posterior == "gaussian":
             return sample(independent(role("mean", held), role("sd", held)), draws, generator), {}
-        found = draw(fit(role("model", held), held["rows"]), draws, generator)
+        drawn_models = draw(fit(role("model", held), held["rows"]), draws, generator)
         if posterior != "dirichlet":
-            return found, {}
-        gamma, ids = found.pop("gamma"), held["ids"].cpu()
+            return drawn_models, {}
+        gamma, ids = drawn_models.pop("gamma"), held["ids"].cpu()
         every = gamma.new_zeros(draws, int(ids.max()) + 1)
-        return found, {"gamma": every.index_copy(1, ids, gamma)}
+        return drawn_models, {"gamma": every.index_copy(1, ids, gamma)}
 
     def with_teachers(server: Tensors, cohort: Cohort) -> Tensors:
         """Send the global model and the last round's teacher models to each client."""

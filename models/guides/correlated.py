@@ -45,11 +45,13 @@ def full_covariance(
     """
     d = _few(shapes)
 
-    def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        return e + torch.einsum("...ij,...j->...i", _lower(own), e), e.new_zeros(())
+    def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+        return e + torch.einsum("...ij,...j->...i", _lower(spread_tensors), e), e.new_zeros(())
 
-    def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(own["log_sd"]), 1 + _lower(own).square().sum(-1)
+    def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(spread_tensors["log_sd"]), 1 + _lower(spread_tensors).square().sum(
+            -1
+        )
 
     first = {"below": torch.zeros(d * (d - 1) // 2)}
     return _deviating(shapes, init_scale, (loc, spread), first, f, moments)
@@ -70,25 +72,27 @@ def copula(
     """
     d = _few(shapes)
 
-    def marginal(own: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
+    def marginal(spread_tensors: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
         """Transform standard normal entries y by sinh-arcsinh; return values and log Jacobian."""
-        log_a = own["tail"].tanh()
-        inside = log_a.exp() * (y.asinh() + own["skew"])
+        log_a = spread_tensors["tail"].tanh()
+        inside = log_a.exp() * (y.asinh() + spread_tensors["skew"])
         grown = inside.cosh().log() + log_a - 0.5 * y.square().log1p()
         return inside.sinh(), grown.sum(-1)
 
-    def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+    def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
         """Transform noise e; return the values, and their log density minus that of e."""
-        below = _lower(own)
+        below = _lower(spread_tensors)
         sd = (1 + below.square().sum(-1)).sqrt()
-        transformed, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
+        transformed, grown = marginal(
+            spread_tensors, (e + torch.einsum("...ij,...j->...i", below, e)) / sd
+        )
         return transformed, sd.log().sum(-1) - grown
 
-    def moments(own: Tensors) -> tuple[Tensor, Tensor]:
+    def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each standardized variable, by numerical quadrature."""
-        even = (torch.arange(POINTS).to(own["skew"]) + 0.5) / POINTS
-        y = torch.special.ndtri(even).reshape(-1, *(1 for _ in own["skew"].shape))
-        transformed, _ = marginal(own, y)
+        even = (torch.arange(POINTS).to(spread_tensors["skew"]) + 0.5) / POINTS
+        y = torch.special.ndtri(even).reshape(-1, *(1 for _ in spread_tensors["skew"].shape))
+        transformed, _ = marginal(spread_tensors, y)
         return transformed.mean(0), transformed.var(0)
 
     first = {"below": torch.zeros(d * (d - 1) // 2), "skew": torch.zeros(d), "tail": torch.zeros(d)}
@@ -113,16 +117,23 @@ def low_rank(rank: Count = 5) -> Family:
         """Return a low-rank normal guide for latent sites with the given shapes."""
         d = _size(shapes)
 
-        def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+        def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
             """Transform independent noise to correlated noise; also return its log density."""
             alone, common = e.split([d, rank], -1)
-            values = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
-            zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
-            joint = dist.LowRankMultivariateNormal(zero, own["factor"], one, validate_args=False)
+            values = alone + torch.einsum("...ik,...k->...i", spread_tensors["factor"], common)
+            zero, one = (
+                torch.zeros_like(spread_tensors["log_sd"]),
+                torch.ones_like(spread_tensors["log_sd"]),
+            )
+            joint = dist.LowRankMultivariateNormal(
+                zero, spread_tensors["factor"], one, validate_args=False
+            )
             return values, joint.log_prob(values)
 
-        def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-            return torch.zeros_like(own["log_sd"]), 1 + own["factor"].square().sum(-1)
+        def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
+            return torch.zeros_like(spread_tensors["log_sd"]), 1 + spread_tensors[
+                "factor"
+            ].square().sum(-1)
 
         first = {"factor": 0.1 * _cosines(d, rank)}
         return _deviating(shapes, init_scale, (loc, spread), first, f, moments, rank)
@@ -162,26 +173,26 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         digits = (d - 1).bit_length()  # by those of their numbers, any two entries get to part
         still = [((torch.arange(d) >> (i // 2 % digits)) + i) % 2 for i in range(layers)]
 
-        def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+        def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
             """Apply all coupling layers to noise e; also return the change of its log density."""
             grown = e.new_zeros(())
             for i, mask in enumerate(still):
                 keep = mask.to(e)
-                inside = torch.einsum("...i,...ij->...j", e * keep, own[f"in{i}"])
-                h = (inside + own[f"bias{i}"]).tanh()
-                out = torch.einsum("...j,...jk->...k", h, own[f"out{i}"])
+                inside = torch.einsum("...i,...ij->...j", e * keep, spread_tensors[f"in{i}"])
+                h = (inside + spread_tensors[f"bias{i}"]).tanh()
+                out = torch.einsum("...j,...jk->...k", h, spread_tensors[f"out{i}"])
                 stretch, shift = ((1 - keep) * v for v in out.split(d, -1))
                 stretch = stretch.tanh()  # by a factor of e at most, which keeps training tame
                 e, grown = e * stretch.exp() + shift, grown + stretch.sum(-1)
             return e, -grown
 
-        def moments(own: Tensors) -> tuple[Tensor, Tensor]:
+        def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
             """Return mean and variance of the transformed noise, by quasi-Monte Carlo draws."""
-            like = own["log_sd"]
+            like = spread_tensors["log_sd"]
             uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
             e = e.reshape(POINTS, *(1 for _ in like.shape[:-1]), d).expand(POINTS, *like.shape)
-            drawn, _ = f(own, e)
+            drawn, _ = f(spread_tensors, e)
             return drawn.mean(0), drawn.var(0)
 
         sizes = {"in": (d, hidden), "bias": (hidden,), "out": (hidden, 2 * d)}
@@ -211,11 +222,13 @@ def _deviating(
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample the guide's noise, and every latent site as a function of that noise."""
-        own = role(spread, local)
-        log_sd = own["log_sd"]
+        spread_tensors = role(spread, local)
+        log_sd = spread_tensors["log_sd"]
         with batch.clients():
             like = log_sd.new_zeros(*log_sd.shape[:-1], log_sd.shape[-1] + rank)
-            step, log_density = f(own, standard_noise(f"_{spread}", like, counted=not rank))
+            step, log_density = f(
+                spread_tensors, standard_noise(f"_{spread}", like, counted=not rank)
+            )
             log_density = log_density - log_sd.sum(-1)
             for n, part in parted(log_sd.exp() * step, shapes).items():
                 value, axes = local[f"{loc}/{n}"] + part, len(shapes[n])
@@ -235,10 +248,10 @@ def _deviating(
 
     def both(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return the guide's mean and variance of every latent site."""
-        own = role(spread, local)
-        mean, variance = moments(own)
-        offset = parted(own["log_sd"].exp() * mean, shapes)
-        spreads = parted((2 * own["log_sd"]).exp() * variance, shapes)
+        spread_tensors = role(spread, local)
+        mean, variance = moments(spread_tensors)
+        offset = parted(spread_tensors["log_sd"].exp() * mean, shapes)
+        spreads = parted((2 * spread_tensors["log_sd"]).exp() * variance, shapes)
         return {n: local[f"{loc}/{n}"] + v for n, v in offset.items()}, spreads
 
     return Guide(program, start, both, f"{loc}/* {spread}/*")
@@ -262,12 +275,12 @@ def _few(shapes: Shapes) -> int:
     return d
 
 
-def _lower(own: Tensors) -> Tensor:
+def _lower(spread_tensors: Tensors) -> Tensor:
     """Return strictly lower triangular matrices [..., d, d], given their entries."""
-    d = own["log_sd"].shape[-1]
+    d = spread_tensors["log_sd"].shape[-1]
     row, column = torch.tril_indices(d, d, -1)
-    matrix = own["below"].new_zeros(*own["below"].shape[:-1], d, d)
-    matrix[..., row, column] = own["below"]
+    matrix = spread_tensors["below"].new_zeros(*spread_tensors["below"].shape[:-1], d, d)
+    matrix[..., row, column] = spread_tensors["below"]
     return matrix
 
 

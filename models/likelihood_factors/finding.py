@@ -75,31 +75,39 @@ def _found(
     if shown is data:  # simulated rows may be outside of supports
         declared.check_responses()
     sites = dict(latent(traced(program, one, 3, 1.0)))
-    _refuse_scales(sites, declared.mine, one)
-    centered = _centered(sites, {site.name for site in declared.mine.sites})
-    spread = {s.name for s in declared.ours.sites if spread_by_others(sites[s.name]["fn"])}
-    bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
-    ours, mine = layouts(bare, one, shared, wide, rows=rows)
-    if mine.of_rows and rows > ROWS:
-        name = name_of(mine.of_rows[0])
+    _refuse_scales(sites, declared.client_sites, one)
+    centered = _centered(sites, {site.name for site in declared.client_sites.sites})
+    spread = {s.name for s in declared.shared_sites.sites if spread_by_others(sites[s.name]["fn"])}
+    bare = Structure(
+        program, centered, declared.shared_sites, declared.client_sites, torch.zeros(0, 0)
+    )
+    shared_sites, client_sites = layouts(bare, one, shared, wide, rows=rows)
+    if client_sites.of_rows and rows > ROWS:
+        name = name_of(client_sites.of_rows[0])
         raise OtherStructure(
             f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
             f"factors take at most {ROWS}"
         )
-    powers = torch.zeros(mine.size, ours.size, dtype=torch.float64)
-    found = replace(bare, ours=ours, mine=mine, powers=powers, spread=frozenset(spread))
+    powers = torch.zeros(client_sites.size, shared_sites.size, dtype=torch.float64)
+    structure = replace(
+        bare,
+        shared_sites=shared_sites,
+        client_sites=client_sites,
+        powers=powers,
+        spread=frozenset(spread),
+    )
     some = on_cpu(shown.batch(torch.arange(count)))
-    if mine.size:
-        _check_roots(found, shown)
-        found = _reads(_scaled(_correlated(found, some), some), some)
+    if client_sites.size:
+        _check_roots(structure, shown)
+        structure = _reads(_scaled(_correlated(structure, some), some), some)
         replace(declared, data=data).warn()
     else:
-        found = replace(found, reads=torch.arange(ours.size))
-    _check_curvature(found, some)
-    found = with_linear(found, some)
-    if found.linear is not None and not knows_noise(found):
+        structure = replace(structure, reads=torch.arange(shared_sites.size))
+    _check_curvature(structure, some)
+    structure = with_linear(structure, some)
+    if structure.linear is not None and not knows_noise(structure):
         _warn_of_constant(shown)
-    return found, declared.text()
+    return structure, declared.text()
 
 
 def _warn_of_constant(data: Federation) -> None:
@@ -140,23 +148,23 @@ def _refuse(structure: Structure, batch: Batch) -> None:
             "the response of a client is not linear in the effects, or its variance depends on "
             "other variables, unlike in the rows from which the method was built"
         )
-    if not structure.mine.size:
+    if not structure.client_sites.size:
         return
     u, eta = random_points(structure, batch, count=CHECKED)
     u = u[:, :1].expand_as(u)
     with torch.no_grad():
         roots = structure.evaluate(u, eta, batch).roots
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(batch)).roots
-    names = ", ".join(name_of(site.name) for site in structure.mine.sites)
+    names = ", ".join(name_of(site.name) for site in structure.client_sites.sites)
     if not torch.allclose(roots, server.expand_as(roots)):
         raise OtherStructure(f"the scale of {names} depends on a client's data")
-    unread = torch.ones(structure.ours.size, dtype=torch.bool)
+    unread = torch.ones(structure.shared_sites.size, dtype=torch.bool)
     unread[structure.reads] = False
     _, of_u, _ = _slopes(structure, batch, 2, count=CHECKED)
     wrong = unread & bool(len(of_u)) & ~(of_u.abs() < EXACT).all(0)
     if bool(wrong.any()):
-        sizes = [len(site.mean) for site in structure.ours.sites]
-        parts = zip(structure.ours.sites, wrong.split(sizes), strict=True)
+        sizes = [len(site.mean) for site in structure.shared_sites.sites]
+        parts = zip(structure.shared_sites.sites, wrong.split(sizes), strict=True)
         scales = ", ".join(site.name for site, part in parts if bool(part.any()))
         raise OtherStructure(
             f"the likelihood of a client depends on {scales} in another way than by the scale of "
@@ -164,7 +172,7 @@ def _refuse(structure: Structure, batch: Batch) -> None:
         )
 
 
-def _refuse_scales(sites: Mapping[str, Any], mine: Layout, batch: Batch) -> None:
+def _refuse_scales(sites: Mapping[str, Any], client_sites: Layout, batch: Batch) -> None:
     """Raise OtherStructure if an own site has a scale or mask that is not that of `batch.rows`."""
 
     def plain() -> None:
@@ -175,8 +183,8 @@ def _refuse_scales(sites: Mapping[str, Any], mine: Layout, batch: Batch) -> None
 
     with pyro.validation_enabled(False):  # rows may have weight 0
         expected = poutine.trace(plain).get_trace().nodes
-    for name in (site.name for site in mine.sites):
-        one: Mapping[str, Any] = expected["in rows" if name in mine.of_rows else "once"]
+    for name in (site.name for site in client_sites.sites):
+        one: Mapping[str, Any] = expected["in rows" if name in client_sites.of_rows else "once"]
         for key, none in (("scale", 1.0), ("mask", True)):
             value, expected_value = (none if s[key] is None else s[key] for s in (sites[name], one))
             if bool((torch.as_tensor(value) != torch.as_tensor(expected_value)).any()):
@@ -211,7 +219,7 @@ def _check_roots(structure: Structure, data: Federation) -> None:
         flipped = replace(both, x=both.x.flip(1), y=both.y.flip(1))
         of_last_row = structure.evaluate(u, eta, flipped).roots
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(both)).roots
-    names = ", ".join(name_of(site.name) for site in structure.mine.sites)
+    names = ", ".join(name_of(site.name) for site in structure.client_sites.sites)
     if not torch.allclose(roots, other, equal_nan=True):
         raise OtherStructure(f"the scale of {names} depends on another own site")
     alike = torch.allclose(roots, of_last_row, equal_nan=True)
@@ -244,7 +252,7 @@ def _is_curved(structure: Structure, batch: Batch, share: float) -> bool:
 
     Their distance from its middle is multiplied by `share`.
     """
-    middle = structure.ours.prior()[0].double()
+    middle = structure.shared_sites.prior()[0].double()
     u, eta = random_points(structure, batch)
     u, eta = (middle + share * (u - middle)).requires_grad_(), (share * eta).requires_grad_()
     with torch.enable_grad():
@@ -294,10 +302,10 @@ def _slopes(
 def _correlated(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the roots of correlation matrices that own noise is rotated by."""
     begin = 0
-    for root in structure.ours.sites:
+    for root in structure.shared_sites.sites:
         at, begin = slice(begin, begin + len(root.mean)), begin + len(root.mean)
         k = tuple(root.transform(root.mean.view(root.shape)).shape)
-        for site in structure.mine.sites:
+        for site in structure.client_sites.sites:
             raw = not site.name.endswith(DECENTRED) and not site.plate
             if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
                 pairs = {**structure.correlated, site.name: root.name}
@@ -309,20 +317,23 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
 
 def _scaled(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the powers by which shared variables scale the own noise."""
-    if not structure.mine.size:
+    if not structure.client_sites.size:
         return structure
     e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
     raw = torch.cat(
-        [torch.full((len(s.mean),), not s.name.endswith(DECENTRED)) for s in structure.mine.sites]
+        [
+            torch.full((len(s.mean),), not s.name.endswith(DECENTRED))
+            for s in structure.client_sites.sites
+        ]
     )
     growth, powers = e * of_e * raw, structure.powers.clone()
-    for i in structure.ours.each("positive").nonzero()[:, 0].tolist():
+    for i in structure.shared_sites.each("positive").nonzero()[:, 0].tolist():
         power = torch.linalg.lstsq(growth, of_u[:, i : i + 1], driver="gelsd").solution[:, 0]
         left = (growth @ power - of_u[:, i]).abs().max()
         if float(left) < EXACT and float((power - power.round()).abs().max()) < EXACT**0.5:
             powers[:, i] = power.round() + 0.0  # no negative zero
     begin = 0
-    for site in structure.mine.sites:
+    for site in structure.client_sites.sites:
         end = begin + len(site.mean)
         if site.of_rows:  # these clients may have few rows
             powers[begin:end] = powers[begin : begin + len(site.mean) // site.places].repeat(

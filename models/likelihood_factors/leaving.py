@@ -94,18 +94,18 @@ def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
     left = _refitted(run, client, rounds) if rounds else None
     if left is not None:
         rows = ((n, left[n], server[n][at, None]) for n in method.tables)
-        tables = {n: torch.cat([v[:at], own, v[at:]]) for n, v, own in rows}
+        tables = {n: torch.cat([v[:at], factor_values, v[at:]]) for n, v, factor_values in rows}
         server = method.replace(server, tables, stream(run.seed, Stream.MERGE, run.state.number))
     u, cohort = server["server/draws"], run.data.cohort(torch.tensor([at]))
-    own = method.factors_at(u, server, cohort)
-    weight = (-own).softmax(0)
+    factor_values = method.factors_at(u, server, cohort)
+    weight = (-factor_values).softmax(0)
     if left is None and float(1 / weight.square().sum()) > ENOUGH * len(u):
-        places = (torch.arange(len(u), dtype=own.dtype) + 0.5) / len(u)
+        places = (torch.arange(len(u), dtype=factor_values.dtype) + 0.5) / len(u)
         others = u[torch.searchsorted(weight.cumsum(0), places).clamp(max=len(u) - 1)]
     else:
         left = leave(run, client).state.server if left is None else left
         others = left["server/draws"]
-    level = bridge(-own, -method.factors_at(others, server, cohort))
+    level = bridge(-factor_values, -method.factors_at(others, server, cohort))
     return replace(run.state, server=server | {"server/others": others, "server/level": level})
 
 

@@ -70,9 +70,9 @@ def needs_one_round(structure: Structure, dtype: torch.dtype) -> bool:
 
 def statistics(structure: Structure, batch: Batch) -> Tensors:
     """Return shift h [C, n], precision P [C, n, n], square s [C] and count n [C] of the clients."""
-    n = len(structure.reads) + structure.mine.size
+    n = len(structure.reads) + structure.client_sites.size
     points = torch.cat([torch.zeros(1, n), torch.eye(n)]).double()
-    response = _response(structure, structure.ours.prior()[0].double(), points, batch)
+    response = _response(structure, structure.shared_sites.prior()[0].double(), points, batch)
     d = (response.mean[1:] - response.mean[0]).movedim(0, -1)  # [C, B, n]
     weight, off = response.weight[0], response.value[0] - response.mean[0]
     if knows_noise(structure):
@@ -92,7 +92,7 @@ def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
 
     The standard deviation must not depend on the linear variables.
     """
-    n = len(structure.reads) + structure.mine.size
+    n = len(structure.reads) + structure.client_sites.size
     a, b = torch.randn(2, n, generator=generator("linear")).double()
     # Far points on both sides find kinks, as of abs, relu and clamp.
     times = torch.tensor([s * v for v in FAR for s in (-1.0, 1.0)], dtype=a.dtype)

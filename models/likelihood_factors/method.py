@@ -86,7 +86,7 @@ class LikelihoodFactors:
 
     def method(self, text: str) -> Method:
         """Return the federated method, with a description of the program's sites."""
-        names = f"{self.structure.ours.names} {PLACE}"
+        names = f"{self.structure.shared_sites.names} {PLACE}"
         others = View(self.read, self.others)
         factors = Factors(others, self.densities, self.replace, partial(without, self), False)
         return Method(
@@ -106,7 +106,7 @@ class LikelihoodFactors:
                     names: SHARED,
                     **rules(self.structure.linear is not None, self.cavity),
                     " ".join(self.tables): (PER_CLIENT, factors),
-                    "mean sd": Moments(self.structure.ours.moments, undamped=True),
+                    "mean sd": Moments(self.structure.shared_sites.moments, undamped=True),
                     "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
                     "server/multimodal": Monitor(
                         0.0,
@@ -131,9 +131,9 @@ class LikelihoodFactors:
 
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the factors with 1, and the draws with a normal that stands for the prior."""
-        mean, sd = (v.double() for v in self.structure.ours.prior())
+        mean, sd = (v.double() for v in self.structure.shared_sites.prior())
         noise = torch.randn(CHAINS * KEPT, len(mean), generator=source, dtype=torch.float64)
-        n = len(self.structure.reads) + self.structure.mine.size
+        n = len(self.structure.reads) + self.structure.client_sites.size
         shapes = {"shift": (n,), "precision": (n, n)}
         none = {n: mean.new_zeros(clients, *shapes.get(n, ())) for n in (*self.parts, "reported")}
         drawn = self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0)
@@ -257,7 +257,7 @@ class LikelihoodFactors:
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of shared draws, up to one constant; see `Factors`."""
-        u = precise(self.structure.ours.freed(sites)[0])
+        u = precise(self.structure.shared_sites.freed(sites)[0])
         with torch.no_grad():
             every = self.log_density(u, self._factors(server))
         own = self.factors_at(u, server, cohort)
@@ -309,7 +309,7 @@ class LikelihoodFactors:
 
         It is a normal of non-centered variables, as the mode of others may be at a scale of 0.
         """
-        mean, sd = self.structure.ours.prior()
+        mean, sd = self.structure.shared_sites.prior()
         variables = Variables(self.structure, self._evaluated, torch.zeros_like(mean).double())
         log_density, (mean, sd) = self._sampled(factors, variables), variables.start()
         at = find_mode(log_density, mean)
@@ -326,7 +326,7 @@ class LikelihoodFactors:
         Each client bounds the negative curvature of its own factor by that of its cavity; the sum
         of these may exceed the curvature of the prior, here at the middle of draws u [S, d].
         """
-        reads, sd = self.structure.reads, self.structure.ours.prior()[1].double()
+        reads, sd = self.structure.reads, self.structure.shared_sites.prior()[1].double()
         total = factors["precision"].sum(0)[: len(reads), : len(reads)]
         if not int(torch.linalg.cholesky_ex(total + torch.diag(sd[reads] ** -2)).info):
             return True
@@ -369,7 +369,7 @@ class LikelihoodFactors:
 
     def _evaluated(self, u: Tensor) -> ProgramDensities:
         """Run the program's prior at draws [S, d]."""
-        none = u.new_zeros(len(u), 1, self.structure.mine.size)
+        none = u.new_zeros(len(u), 1, self.structure.client_sites.size)
         return self.structure.evaluate(u[:, None], none, self.blank)
 
     def _stated(self, evaluated: ProgramDensities) -> tuple[Tensor, Tensor, Tensor]:
@@ -414,7 +414,7 @@ class LikelihoodFactors:
         equations = [normal_equations(*some, factors) for some in self._pieces(u, factors)]
         a, b = (torch.cat(parts, -2) for parts in zip(*equations, strict=True))
         a, b = a.permute(3, 2, 0, 1), b.permute(2, 1, 0)
-        one = torch.eye(self.structure.mine.size).to(a)
+        one = torch.eye(self.structure.client_sites.size).to(a)
         lower = torch.linalg.cholesky_ex(a).L
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
         mean = (root @ (root.mT @ b[..., None]))[..., 0]

@@ -79,8 +79,8 @@ class Structure:
     Attributes:
         program: the user's program.
         centered: names of the own sites that the program states with a location or a scale.
-        ours: layout of the shared sites, unconstrained, [d].
-        mine: layout of the own noise, [m].
+        shared_sites: layout of the shared sites, unconstrained, [d].
+        client_sites: layout of the own noise, [m].
         powers: exponents c of the shared variables that scale each own variable, [m, d].
         correlated: own site -> shared site that is a root of its correlation matrix.
         reads: indices [p] of the shared variables that the likelihood reads, given the effects.
@@ -92,8 +92,8 @@ class Structure:
 
     program: Program
     centered: frozenset[str]
-    ours: Layout
-    mine: Layout
+    shared_sites: Layout
+    client_sites: Layout
     powers: Tensor
     correlated: Mapping[str, str] = field(default_factory=dict)
     reads: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -109,11 +109,13 @@ class Structure:
     @property
     def effects(self) -> Tensor:
         """Mask [d] of the shared variables whose scale is another one."""
-        return torch.cat([(s.mean == s.mean) & (s.name in self.spread) for s in self.ours.sites])
+        return torch.cat(
+            [(s.mean == s.mean) & (s.name in self.spread) for s in self.shared_sites.sites]
+        )
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
-        with RowsFilled(self.mine.sites), NonCentered(self.centered):
+        with RowsFilled(self.client_sites.sites), NonCentered(self.centered):
             self.program(received, local, batch)
 
     def evaluate(self, u: Tensor, eta: Tensor, batch: Batch) -> ProgramDensities:
@@ -123,8 +125,8 @@ class Structure:
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             zero = u.new_zeros(*u.shape[:-1], 1)
             with batch.clients():
-                self.ours.sample(u[..., None, :], zero, 1.0)
-                self.mine.sample(eta[..., None, :], zero, 0.0, batch.mask.shape[1])
+                self.shared_sites.sample(u[..., None, :], zero, 1.0)
+                self.client_sites.sample(eta[..., None, :], zero, 0.0, batch.mask.shape[1])
 
         def model(received: Tensors, local: Tensors, batch: Batch) -> None:
             with handler:
@@ -135,7 +137,7 @@ class Structure:
         zero = u.new_zeros(u.shape[:-1])
         prior, likelihood, values, moments = zero, zero, {}, {}
         for name, site in latent(q):
-            if matches(name, self.ours.names):
+            if matches(name, self.shared_sites.names):
                 values[name] = site["value"]
                 prior = prior - per_draw(site["fn"].log_density, len(batch))  # log Jacobian
                 stated = p.nodes[name]
@@ -150,7 +152,7 @@ class Structure:
                 value = weighed(site, log_prob(name, site))
                 likelihood = likelihood + per_draw(value, len(batch))
         roots = self._roots(u, values, handler.roots)
-        sizes = {s.name: (*u.shape[:-1], len(s.mean)) for s in self.ours.sites}
+        sizes = {s.name: (*u.shape[:-1], len(s.mean)) for s in self.shared_sites.sites}
         none = {name: (u.new_zeros(size), u.new_ones(size)) for name, size in sizes.items()}
         pairs = zip(*({**none, **moments}[name] for name in none), strict=True)
         loc, scale = (
@@ -163,8 +165,8 @@ class Structure:
     ) -> Tensor:
         """Return T [S, C, m, m], given u, values of shared sites, and roots that were stated."""
         scales, parts = (u @ self.powers.to(u).mT).exp(), []
-        sizes = [len(site.mean) for site in self.mine.sites]
-        for site, scale in zip(self.mine.sites, scales.split(sizes, -1), strict=True):
+        sizes = [len(site.mean) for site in self.client_sites.sites]
+        for site, scale in zip(self.client_sites.sites, scales.split(sizes, -1), strict=True):
             root = torch.diag_embed(scale)
             if site.name in self.correlated:
                 root = root @ values[self.correlated[site.name]].squeeze(2)
@@ -230,9 +232,11 @@ def random_points(
     structure: Structure, batch: Batch, *key: int, count: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return random u [S, C, d] near the middle of the prior, and noise eta [S, C, m]."""
-    mean, sd = (v.double() for v in structure.ours.prior())
-    count = count or POINTS + 2 * structure.mine.size
+    mean, sd = (v.double() for v in structure.shared_sites.prior())
+    count = count or POINTS + 2 * structure.client_sites.size
     source, clients = generator("likelihood factors", *key), len(batch)
-    noise = torch.randn(count, clients, len(mean) + structure.mine.size, generator=source).double()
-    u, eta = noise.split([len(mean), structure.mine.size], -1)
+    noise = torch.randn(
+        count, clients, len(mean) + structure.client_sites.size, generator=source
+    ).double()
+    u, eta = noise.split([len(mean), structure.client_sites.size], -1)
     return (mean + NEAR * sd.clamp(max=1.0) * u), eta

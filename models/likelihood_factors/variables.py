@@ -89,7 +89,7 @@ class Variables:
 
     def start(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation [d] of the variables w under the prior."""
-        mean, sd = (v.double() for v in self.structure.ours.prior())
+        mean, sd = (v.double() for v in self.structure.shared_sites.prior())
         effects = self.structure.effects
         return torch.where(effects, 0.0, mean), torch.where(effects, 1.0, sd)
 
@@ -138,7 +138,7 @@ class Variables:
 
         with torch.no_grad():
             growth = self.shared(w)[2]
-        best, layout = u[log_density.argmax()], self.structure.ours
+        best, layout = u[log_density.argmax()], self.structure.shared_sites
         paths = mirror_images(layout, best) + changed_one_by_one(layout, best, u.std(0))
         points = torch.cat([best[None], *(points for _, points in paths)])
         if len(points) % 2:  # the middle of a list is its mean

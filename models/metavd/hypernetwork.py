@@ -81,13 +81,13 @@ def hypernetwork(
         parts = zip(first.items(), value.clamp(-bound, bound).split(sizes, 1), strict=True)
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
-    def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
+    def slope(server: Tensors, cohort: Cohort, client_tensors: Tensors) -> Tensors:
         """Return pseudo-gradients for the hypernetwork's weights and the client embeddings."""
         held = pick(server, f"{TABLE} {PSI}/*")
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
             here = read(leaves, cohort.ids)
-            gaps = total({n: (v.detach() - found[n]) * v for n, v in here.items()})
+            gaps = total({n: (v.detach() - client_tensors[n]) * v for n, v in here.items()})
             value = (cohort.size / cohort.size.sum() * gaps).sum()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
@@ -106,9 +106,11 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> DropoutSour
         change = role(OWN, server)
         return spread_out({n: v + first[n].to(v) for n, v in change.items()}, len(ids))
 
-    def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
+    def slope(server: Tensors, cohort: Cohort, client_tensors: Tensors) -> Tensors:
         now = {n: v[0] for n, v in read(server, cohort.ids[:1]).items()}
-        return under(OWN, {n: now[n] - v for n, v in combine(found, cohort.size, now).items()})
+        return under(
+            OWN, {n: now[n] - v for n, v in combine(client_tensors, cohort.size, now).items()}
+        )
 
     return DropoutSource(start, read, slope, optims={f"{OWN}/*": optim})
 
@@ -122,13 +124,17 @@ def rows(first: Tensors, most: float | None = None) -> DropoutSource:
     def read(server: Tensors, ids: Tensor) -> Tensors:
         return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
-    def store(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
+    def store(server: Tensors, cohort: Cohort, client_tensors: Tensors) -> Tensors:
         """Store the clients' trained dropout parameters, each changed by at most `most`."""
         own = role(OWN, server)
         if most is not None:
-            here = {n: own[n][cohort.ids] for n in found}
-            found = {n: here[n] + (v - here[n]).clamp(-most, most) for n, v in found.items()}
-        return under(OWN, {n: own[n].index_copy(0, cohort.ids, v) for n, v in found.items()})
+            here = {n: own[n][cohort.ids] for n in client_tensors}
+            client_tensors = {
+                n: here[n] + (v - here[n]).clamp(-most, most) for n, v in client_tensors.items()
+            }
+        return under(
+            OWN, {n: own[n].index_copy(0, cohort.ids, v) for n, v in client_tensors.items()}
+        )
 
     return DropoutSource(start, read, store=store, metadata={f"{OWN}/*": PER_CLIENT})
 
@@ -162,12 +168,16 @@ def shortened(
         return moved
     ids = torch.arange(len(server[TABLE]) if TABLE in server else 1)
     before = source.read(server, ids)
-    mine = pick(moved, " ".join(f"{names} server/optim/{names}:*" for names in source.optims))
-    share, step = 1.0, mine
+    moved_tensors = pick(
+        moved, " ".join(f"{names} server/optim/{names}:*" for names in source.optims)
+    )
+    share, step = 1.0, moved_tensors
     while (far := _largest(source.read(server | step, ids), before)) > (1 + 1e-6) * most:
         share *= min(most / far, 0.99)
-        step = {n: share * v for n, v in mine.items()}
-        step |= {n: server[n] + share * (v - server[n]) for n, v in mine.items() if ":" not in n}
+        step = {n: share * v for n, v in moved_tensors.items()}
+        step |= {
+            n: server[n] + share * (v - server[n]) for n, v in moved_tensors.items() if ":" not in n
+        }
     return moved | step
 
 

@@ -225,11 +225,11 @@ def build(
         """
         count = data.mask.sum(1)
         place = spaced(count, rows)
-        mine = torch.arange(len(data), device=place.device)[:, None]
+        client_index = torch.arange(len(data), device=place.device)[:, None]
         mask = torch.arange(rows, device=place.device) < count[:, None]
         with torch.no_grad():
-            count = data.counts[mine, place] * mask
-            said = learned(local, data.x[mine, place], data.y[mine, place], count)
+            count = data.counts[client_index, place] * mask
+            said = learned(local, data.x[client_index, place], data.y[client_index, place], count)
         return said | under("own", {n: local[n] for n in received})
 
     keep = Phase((remember,))

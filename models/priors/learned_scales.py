@@ -123,22 +123,24 @@ def learning(
         """Return updated prior scales, given the clients' mean second moments."""
         return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
-    own = method.aggregate
+    aggregate_model = method.aggregate
 
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
         """Aggregate all messages, and update the prior scales."""
         second = average(role("second", message), torch.ones_like(cohort.size))
-        return own(rest(server), rest(message), cohort, generator) | scales(second)
+        return aggregate_model(rest(server), rest(message), cohort, generator) | scales(second)
 
     both: Aggregate = aggregate
-    if isinstance(own, Aggregator) and own.rule == "mean":
+    if isinstance(aggregate_model, Aggregator) and aggregate_model.rule == "mean":
         both = Aggregator(
-            {"second/*": uniform, **own.weights},
-            transform=lambda old, new: own.transform(rest(old), rest(new)) | pick(new, "second/*"),
+            {"second/*": uniform, **aggregate_model.weights},
+            transform=lambda old, new: (
+                aggregate_model.transform(rest(old), rest(new)) | pick(new, "second/*")
+            ),
             server_step=lambda old, new: (
-                own.server_step(rest(old), rest(new)) | scales(role("second", new))
+                aggregate_model.server_step(rest(old), rest(new)) | scales(role("second", new))
             ),
         )
     return replace(

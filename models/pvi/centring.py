@@ -87,12 +87,14 @@ class Centring:
         # p0 stays the normal that it is, so the factors take what it would have become.
         p0 = changed({n: v.to(mean) for n, v in prior.items()})
         clients = len(server["server/shift"])
-        own = changed(role("server", server))
-        own = {n: v + (p0[n] - prior[n].to(mean)) / clients for n, v in own.items()}
+        client_factors = changed(role("server", server))
+        client_factors = {
+            n: v + (p0[n] - prior[n].to(mean)) / clients for n, v in client_factors.items()
+        }
         new = server | {"centred": after, "log_scale": log_scale} | changed(server)
         # The last proposal was of other variables.
         last = {n: torch.zeros_like(v) for n, v in server.items() if n.startswith("server/last/")}
-        return new | under("server", own) | last
+        return new | under("server", client_factors) | last
 
     def _log_scales(self, u: Tensor) -> Tensor:
         """Return the log scale of each variable [..., d]; 0 if it is no random effect."""

@@ -102,7 +102,7 @@ class MeanField(Partitioned):
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's posterior; own variables get their initial standard deviation."""
         local = super().init_client(received, cohort, generator)
-        root, sd = local["root"][:, : self.ours.size], self.own_sd.to(local["root"])
+        root, sd = local["root"][:, : self.shared_sites.size], self.own_sd.to(local["root"])
         root = torch.cat([root, sd.expand(len(root), -1)], -1)
         return local | {"root": root} | self.with_logs(root)
 
@@ -147,7 +147,7 @@ class MeanField(Partitioned):
 
     def named(self, vector: Tensor) -> Tensors:
         """Split vectors [C, n] into tensors of the network's parameters, [C, *p] each."""
-        sites = (*self.ours.sites, *self.mine.sites)
+        sites = (*self.shared_sites.sites, *self.client_sites.sites)
         parts = vector.split([len(site.mean) for site in sites], -1)
         return {
             site.name: part.reshape((*part.shape[:-1], *site.shape))
@@ -177,7 +177,7 @@ class MeanField(Partitioned):
     @cached_property
     def own_prior(self) -> Tensors:
         """Natural parameters of the prior on the client's own variables."""
-        return Normals(self.mine.size, full=False).independent(*self.mine.prior())
+        return Normals(self.client_sites.size, full=False).independent(*self.client_sites.prior())
 
 
 def with_root(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -208,22 +208,23 @@ def of_parameters(
         ValueError: if num_particles is odd, or sampling, warm_start or optimizer do not suit the
             rest.
     """
-    net, (ours, mine) = model.net, sites
+    net, (shared_sites, client_sites) = model.net, sites
     fan_in = {n: net.fan_in(n) for n in net.shapes}
     width = [
         init_scale * torch.full_like(s.mean, fan_in[s.name]).rsqrt()
-        for s in (*ours.sites, *mine.sites)
+        for s in (*shared_sites.sites, *client_sites.sites)
     ]
-    shared, own = torch.cat([torch.zeros(0), *width]).split([ours.size, mine.size])
+    shared, own = torch.cat([torch.zeros(0), *width]).split([shared_sites.size, client_sites.size])
 
     def start(generator: Generator) -> tuple[Tensor, Tensor]:
-        centre = ours.joined(net.init(generator))
+        centre = shared_sites.joined(net.init(generator))
         return centre, shared.to(centre)
 
-    if covariance == "full" and ours.size + mine.size > MOST:
+    if covariance == "full" and shared_sites.size + client_sites.size > MOST:
         raise ValueError(
-            f"a full covariance of {ours.size + mine.size} weights; expected at most {MOST}, as "
-            "work grows with their cube, or covariance='diagonal' (of virtual: guide mean_field)"
+            f"a full covariance of {shared_sites.size + client_sites.size} weights; expected at "
+            f"most {MOST}, as work grows with their cube, or covariance='diagonal' (of virtual: "
+            "guide mean_field)"
         )
     why = ""
     if not is_random:
@@ -234,7 +235,7 @@ def of_parameters(
         why = "prior is not a normal with fixed moments, such as dist.Normal(0.0, 1.0)"
     why = why or reason_against(net)
     if is_chosen(sampling, why):
-        draws = enough(num_particles or 2, ours.size + mine.size, covariance)
+        draws = enough(num_particles or 2, shared_sites.size + client_sites.size, covariance)
         rounds = 5 if warm_start is None else warm_start
         return MeanField(
             model,
@@ -254,6 +255,6 @@ def of_parameters(
         raise ValueError(f"optimizer is 'adam', but {why}; use optimizer='natural'")
     if warm_start:
         raise ValueError(f"warm_start is {warm_start}, but {why}; use warm_start=0")
-    size = ours.size + mine.size
+    size = shared_sites.size + client_sites.size
     num_draws = enough(num_particles or 8, size, covariance) if is_random else None
     return Partitioned(model, *sites, covariance, num_draws, damping, start)

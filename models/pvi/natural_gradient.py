@@ -92,28 +92,37 @@ class Natural(Light):
 
 
 def given_others(
-    own: Tensors, grad: Tensors, lr: Tensor, reach: Tensor, spread: Tensor, scales: Tensor | None
+    client_guide: Tensors,
+    grad: Tensors,
+    lr: Tensor,
+    reach: Tensor,
+    spread: Tensor,
+    scales: Tensor | None,
 ) -> Tensors:
     """Update a conditional normal v = mean + slope x + root e by a natural-gradient step.
 
     Args:
-        own: mean [C, m], slope [C, m, d], root [C, m, m], and power [C, m, d] if there are scales.
+        client_guide: mean [C, m], slope [C, m, d], root [C, m, m], and power [C, m, d] if there
+            are scales.
         grad: of the loss, by the same names.
         lr: of natural gradients, [C, 1].
         reach: [m], the farthest that the mean may move.
         spread: var g [C, d], what the powers are of.
         scales: as of `natural`.
     """
-    root, both = own["root"], torch.cat([grad["mean"][..., None], grad["slope"]], -1)
+    root, both = client_guide["root"], torch.cat([grad["mean"][..., None], grad["slope"]], -1)
     mean, slope = (lr[..., None] * (root @ (root.mT @ both))).tensor_split([1], -1)
     far = (mean[..., 0] / reach.to(mean)).abs().amax(-1).clamp(min=1)
     moved = {
-        "mean": own["mean"] - mean[..., 0] / like(far, mean[..., 0]),
-        "slope": own["slope"] - slope / like(far, slope),
+        "mean": client_guide["mean"] - mean[..., 0] / like(far, mean[..., 0]),
+        "slope": client_guide["slope"] - slope / like(far, slope),
         "root": _turned(root, grad["root"], lr, None),
     }
     if scales is not None:
-        power, second = own["power"].clone(), own["mean"].square() + own["slope"].square().sum(-1)
+        power, second = (
+            client_guide["power"].clone(),
+            client_guide["mean"].square() + client_guide["slope"].square().sum(-1),
+        )
         second = second + root.square().sum(-1)
         _bend(power, grad["power"], root, second, spread, lr[..., None] * scales.to(power) / 2)
         moved["power"] = power

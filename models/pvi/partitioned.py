@@ -59,15 +59,17 @@ class Partitioned(FactorServer):
     """
 
     model: Program
-    ours: Layout  # g: sites that clients share, d entries
-    mine: Layout  # z_j: sites that each client has for itself, n - d entries
+    shared_sites: Layout  # g: sites that clients share, d entries
+    client_sites: Layout  # z_j: sites that each client has for itself, n - d entries
     covariance: Covariance
     draws: int | None  # None has none, and moves the means alone
     damping: float | None
     start: Callable[[Generator], tuple[Tensor, Tensor]] | None = None  # mean, sd [d]; or the prior
 
     def __post_init__(self) -> None:
-        Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
+        Normals(
+            self.shared_sites.size + self.client_sites.size, self.full
+        )  # refuses too many variables
 
     def method(
         self,
@@ -82,7 +84,7 @@ class Partitioned(FactorServer):
         Arguments are the local steps, batch size and learning rate, a written guide with the
         distribution of `Partitioned.guide`, and the pair of `Method.to_pyro`.
         """
-        together = f"{self.ours.names} {NOISE[0]}{'' if guide else ' _u'}"
+        together = f"{self.shared_sites.names} {NOISE[0]}{'' if guide else ' _u'}"
         pair = pair or self.pair(self.under_cavity, self.guide)
         guide = without_parameters(guide or self.guide)
         factors = Factors(View(self.together, self.cavity), self.densities, self.replace, without)
@@ -97,7 +99,9 @@ class Partitioned(FactorServer):
             download=self.cavity,
             init_client=self.init_client,
             upload=self.upload,
-            views={"personal" if self.mine.size else "global": View(self.together, self.result)},
+            views={
+                "personal" if self.client_sites.size else "global": View(self.together, self.result)
+            },
             metadata=Metadata(
                 {
                     "shift": CHANGES,
@@ -160,7 +164,7 @@ class Partitioned(FactorServer):
 
     def natural(self, steps: int, lr: float) -> Optim:
         """Return the natural-gradient optimizer of the clients for one round."""
-        reach = REACH * torch.cat([v.each("sd") for v in (self.ours, self.mine)])
+        reach = REACH * torch.cat([v.each("sd") for v in (self.shared_sites, self.client_sites)])
         return natural(lr, -(-steps // 2), reach, self.within, self.draws is None, self.scales)
 
     # A client
@@ -170,12 +174,12 @@ class Partitioned(FactorServer):
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
-        centre, sd = (v.to(mean).expand(len(mean), -1) for v in self.mine.prior())
+        centre, sd = (v.to(mean).expand(len(mean), -1) for v in self.client_sites.prior())
         start = {"mean": torch.cat([mean, centre], -1)}
         start["moved"] = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
         if not self.full:
             return start | {"root": torch.cat([root, sd], -1)}
-        none = root.new_zeros(len(root), self.mine.size, self.ours.size)
+        none = root.new_zeros(len(root), self.client_sites.size, self.shared_sites.size)
         powers = {} if self.scales is None else {"power": none, "about": mean}
         return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
@@ -194,14 +198,14 @@ class Partitioned(FactorServer):
         """Define the client's tilted distribution: cavity, share of the prior, and likelihood."""
         share = received.get("share")
         with pyro.plate("_clients", len(batch), dim=-2):
-            free = dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
+            free = dist.ImproperUniform(dist.constraints.real, (), (self.shared_sites.size,))
             u = pyro.sample("_u", free)
             others = self.normals.log_density(u, received)
             if share is not None:
                 prior = self.normals.log_density(u, {n: v.to(u) for n, v in self.prior.items()})
                 others = others - share * prior
             pyro.factor("_others", others)
-        with Scaled(self.ours.names, share):
+        with Scaled(self.shared_sites.names, share):
             self.model(received, local, batch)
 
     def under_cavity(self, received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -211,8 +215,8 @@ class Partitioned(FactorServer):
         but of the program's own sites and with plates that Pyro's inference can read.
         """
         nodes: Any = poutine.trace(self.model).get_trace(received, local, batch).nodes
-        sites = {site.name: nodes[site.name] for site in self.ours.sites}
-        u, growth = self.ours.unconstrained({n: site["value"] for n, site in sites.items()})
+        sites = {site.name: nodes[site.name] for site in self.shared_sites.sites}
+        u, growth = self.shared_sites.unconstrained({n: site["value"] for n, site in sites.items()})
         if self.centring:
             u, more = self.centring.variables(u, received)
             growth = growth + more
@@ -233,7 +237,7 @@ class Partitioned(FactorServer):
             e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
             values = self._state(e, received, local, batch, 1.0, counted=True)
         # Of rows that nobody has trained on there is nothing but the model.
-        if batch.at is not None and (names := self.mine.of_rows):
+        if batch.at is not None and (names := self.client_sites.of_rows):
             stated = poutine.condition(self.model, data=values)
             with poutine.block(hide_fn=lambda msg: msg["name"] not in names):
                 stated({}, {}, batch)
@@ -253,12 +257,12 @@ class Partitioned(FactorServer):
         """
         mean, root = local["mean"], local["root"]
         u = mean + (times(root, e) if self.full else root * e)
-        ours, mine = self._parts(u)
+        shared_u, client_u = self._parts(u)
         grown = u.new_zeros(())
         if "power" in local:
-            exponent = times(local["power"], ours - local["about"])
-            mine, grown = mine * exponent.exp(), exponent.sum(-1)
-        pyro.sample("_u", dist.Delta(ours, event_dim=1), infer={"is_auxiliary": True})
+            exponent = times(local["power"], shared_u - local["about"])
+            client_u, grown = client_u * exponent.exp(), exponent.sum(-1)
+        pyro.sample("_u", dist.Delta(shared_u, event_dim=1), infer={"is_auxiliary": True})
         # The density of g comes first, what is left of the joint one belongs to z given g.
         both = self.normals.log_det(root)
         first = self.normals.log_det(self.normals.leading(root))
@@ -266,14 +270,14 @@ class Partitioned(FactorServer):
         log_density = (
             0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
         )
-        of_ours = (log_density - first).expand(u.shape[:-1])
+        log_shared = (log_density - first).expand(u.shape[:-1])
         if self.centring:
-            ours, bent = self.centring.effects(ours, received)
-            of_ours = of_ours - share * bent
-        values = self.ours.sample(ours, of_ours, share)
+            shared_u, bent = self.centring.effects(shared_u, received)
+            log_shared = log_shared - share * bent
+        values = self.shared_sites.sample(shared_u, log_shared, share)
         left = (first - both - grown).expand(u.shape[:-1])
         rows = batch.mask.shape[1] if batch.at is None else 0
-        return values | self.mine.sample(mine, left, 1.0, rows)
+        return values | self.client_sites.sample(client_u, left, 1.0, rows)
 
     def free_energy(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
@@ -305,7 +309,7 @@ class Partitioned(FactorServer):
         """Halve optimization steps that increased a client's free energy for the same noise."""
         before, after = role("before", local), pick(local, self.moving)
         energy = partial(self.free_energy, self.model, self.guide, received)
-        now = halved(lambda own: energy(local | own, batch), before, after, self._between)
+        now = halved(lambda updated: energy(local | updated, batch), before, after, self._between)
         return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
@@ -326,15 +330,15 @@ class Partitioned(FactorServer):
 
         Where a client without a factor has trained, which has joined later, its rows count too.
         """
-        d, own = self.ours.size, local["root"]
+        d, client_root = self.shared_sites.size, local["root"]
         mean, root = self.normals.moments(received)
         before, own_mean = self._parts(local["mean"])
         if not self.full:
-            joint = torch.cat([root, own[:, d:]], -1)
+            joint = torch.cat([root, client_root[:, d:]], -1)
         else:
-            slope = own[:, d:, :d] @ inverse(own[:, :d, :d], upper=False)
+            slope = client_root[:, d:, :d] @ inverse(client_root[:, :d, :d], upper=False)
             own_mean = own_mean + times(slope, mean - before)
-            joint = stacked(root, slope @ root, own[:, d:, d:])
+            joint = stacked(root, slope @ root, client_root[:, d:, d:])
         both = {"mean": torch.cat([mean, own_mean], -1), "root": joint}
         counted = received.get("counted", torch.ones_like(local["moved"]))
         old = counted | ~local["moved"]
@@ -353,18 +357,22 @@ class Partitioned(FactorServer):
     @cached_property
     def scales(self) -> Tensor | None:
         """Mask [n - d, d] of the shared variables that scale each client-specific variable."""
-        return scaling(self.ours, self.mine) if self.covariance == "full" else None
+        return scaling(self.shared_sites, self.client_sites) if self.covariance == "full" else None
 
     @cached_property
     def within(self) -> Tensor | None:
         """Mask [n, n] of the entries of a covariance root, or None if all entries are learned."""
         if self.covariance != "blocks":
             return None
-        blocks = (torch.ones(side.size, side.size) for side in (self.ours, self.mine))
+        blocks = (
+            torch.ones(side.size, side.size) for side in (self.shared_sites, self.client_sites)
+        )
         mask: Tensor = torch.block_diag(*blocks)
         return mask
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
         """Split vectors [..., n] into shared variables and client-specific variables."""
-        parts: tuple[Tensor, ...] = value.split([self.ours.size, self.mine.size], -1)
+        parts: tuple[Tensor, ...] = value.split(
+            [self.shared_sites.size, self.client_sites.size], -1
+        )
         return parts

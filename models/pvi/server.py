@@ -35,7 +35,7 @@ class FactorServer:
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
     """
 
-    ours: Layout  # g: sites that clients share, d entries
+    shared_sites: Layout  # g: sites that clients share, d entries
     covariance: Covariance
     damping: float | None
     start: Callable[[Generator], tuple[Tensor, Tensor]] | None  # mean, sd [d]; or the prior
@@ -62,8 +62,8 @@ class FactorServer:
         received = send_all(server, cohort)
         is_reported = cohort.ids < len(server["server/shift"])
         at = torch.where(is_reported, cohort.ids, 0)
-        own = {n: server[f"server/{n}"][at] * is_reported[:, None] for n in PARAMETERS}
-        return received | {n: received[n] - own[n] for n in PARAMETERS}
+        client_factors = {n: server[f"server/{n}"][at] * is_reported[:, None] for n in PARAMETERS}
+        return received | {n: received[n] - client_factors[n] for n in PARAMETERS}
 
     def regular_cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Return the cavities of a round of PVI proper, after any warm start."""
@@ -79,7 +79,7 @@ class FactorServer:
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of shared draws by posterior, cavity, and cavity with prior."""
-        u, growth = self.ours.freed(sites)
+        u, growth = self.shared_sites.freed(sites)
         if self.centring:
             u, more = self.centring.variables(u, server)
             growth = growth + more
@@ -117,9 +117,9 @@ class FactorServer:
         rate = self.damping or float(self._adapted(server, total, len(cohort.ids)))
         good = self.trainable(server)
         for halving in range(HALVINGS):
-            own = {f"server/{n}": rate * v for n, v in change.items()}
+            client_factors = {f"server/{n}": rate * v for n, v in change.items()}
             q = {n: server[n] + rate * v for n, v in total.items()}
-            q |= {n: server[n].index_add(0, cohort.ids, v) for n, v in own.items()}
+            q |= {n: server[n].index_add(0, cohort.ids, v) for n, v in client_factors.items()}
             # Nor shall a client that could train get what is no distribution, if that can be.
             lost = halving < SHORT and bool((good & ~self.trainable(q)).any())
             if not lost and bool(self.normals.proper(q["precision"])):
@@ -159,12 +159,12 @@ class FactorServer:
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and standard deviation of each shared site in unconstrained space."""
         mean, sd = self.normals.mean_and_sd(q)
-        return self.ours.moments({"mean": mean, "sd": sd})
+        return self.shared_sites.moments({"mean": mean, "sd": sd})
 
     @property
     def exact(self) -> bool:
         """Whether the shared variables' prior is exactly normal, so that it needs no correction."""
-        return not self.centring and bool(self.ours.each("exact").all())
+        return not self.centring and bool(self.shared_sites.each("exact").all())
 
     @property
     def full(self) -> bool:
@@ -174,19 +174,22 @@ class FactorServer:
     @cached_property
     def normals(self) -> Normals:
         """Operations on normal factors of the shared variables."""
-        return Normals(self.ours.size, self.full)
+        return Normals(self.shared_sites.size, self.full)
 
     @cached_property
     def prior(self) -> Tensors:
         """Natural parameters of the normal p0 that approximates the shared variables' prior."""
-        return self.normals.independent(*self.ours.prior())
+        return self.normals.independent(*self.shared_sites.prior())
 
     @cached_property
     def centring(self) -> Centring | None:
         """Partial centering of shared random effects, or None if there are none."""
         none = torch.full_like
-        each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
+        each = [
+            none(s.mean, -1).long() if s.scales is None else s.scales
+            for s in self.shared_sites.sites
+        ]
         is_centerable = self.covariance == "full" and any(
-            s.scales is not None for s in self.ours.sites
+            s.scales is not None for s in self.shared_sites.sites
         )
         return Centring(torch.cat(each)) if is_centerable else None

@@ -57,16 +57,16 @@ MOMENTUM = 0.8  # of natural gradients, once they have turned back
 STEADY = 10  # turns of the gradient that halve the rates
 
 
-class Given(Messenger):
+class FixedNoise(Messenger):
     """Pyro handler that replaces the noise of a guide's normal sites by given values."""
 
-    def __init__(self, common: Tensor, own: Tensor) -> None:
+    def __init__(self, common: Tensor, client_noise: Tensor) -> None:
         super().__init__()
-        self.common, self.own = common, own
+        self.common, self.client_noise = common, client_noise
 
     def _pyro_sample(self, msg: Any) -> None:
         if open_latent(msg) and width(msg["fn"]):
-            noise, fn = self.own if msg["name"] == OWN else self.common, msg["fn"]
+            noise, fn = self.client_noise if msg["name"] == OWN else self.common, msg["fn"]
             msg["value"], msg["done"] = fn.mean + fn.stddev * noise, True
 
 
@@ -80,8 +80,8 @@ class SharedGuide:
     """
 
     model: Program
-    ours: Layout  # g: sites that clients share, d entries
-    mine: Layout  # z_j: sites that each client has for itself, m entries
+    shared_sites: Layout  # g: sites that clients share, d entries
+    client_sites: Layout  # z_j: sites that each client has for itself, m entries
     family: Family
     draws: int
     lr: float
@@ -102,13 +102,13 @@ class SharedGuide:
         slope = Phase(
             (GradientStep(LEARNED, sgd(1.0), loss),)
         )  # a step of length 1 tells the gradient
-        view = "personal" if self.mine.size else "global"
+        view = "personal" if self.client_sites.size else "global"
         return Method(
             name="pvi",
             init=self.init,
             model=self.model,
             guide=guide,
-            phases=(*(settle if self.mine.size else ()), slope),
+            phases=(*(settle if self.client_sites.size else ()), slope),
             aggregate=Aggregator({LEARNED: WeightedSum(uniform)}, server_step=self.descended),
             init_client=self.init_client,
             upload=self.upload,
@@ -129,7 +129,7 @@ class SharedGuide:
 
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the parameters of the shared guide around the prior mean."""
-        mean, sd = self.ours.prior()
+        mean, sd = self.shared_sites.prior()
         bend = self.bend.start({BASE: torch.zeros_like(mean)})
         base = {"centre": mean, "root": torch.diag(NARROW * sd)}
         noise = torch.randint(2**62, (), generator=source)
@@ -155,7 +155,7 @@ class SharedGuide:
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return center and scale of each shared site, ignoring the guide family's transform."""
         sd = torch.linalg.vector_norm(q["root"], dim=-1)
-        return self.ours.moments({"mean": q["centre"], "sd": sd})
+        return self.shared_sites.moments({"mean": q["centre"], "sd": sd})
 
     def rate(self, turns: Tensor) -> Tensor:
         """Return the natural-gradient learning rate, which falls as gradients change direction."""
@@ -166,11 +166,11 @@ class SharedGuide:
     def init_client(self, received: Tensors, cohort: Cohort, source: Generator) -> Tensors:
         """Initialize the guide of the client's own variables with their prior."""
         centre, unit = received["centre"], received["root"]
-        mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.mine.prior())
-        none = centre.new_zeros(len(centre), self.mine.size, self.ours.size)
-        own = {"mean": mean, "slope": none, "root": torch.diag_embed(sd)}
+        mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.client_sites.prior())
+        none = centre.new_zeros(len(centre), self.client_sites.size, self.shared_sites.size)
+        client_guide = {"mean": mean, "slope": none, "root": torch.diag_embed(sd)}
         powers = {} if self.scales is None else {"power": none}
-        return under("own", own | powers) | {"about": centre, "unit": unit}
+        return under("own", client_guide | powers) | {"about": centre, "unit": unit}
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Express the guide of the client's own variables relative to the current shared guide.
@@ -180,15 +180,15 @@ class SharedGuide:
         u = self.points(received, batch)
         about, off = u.mean(0), u - u.mean(0)
         unit, info = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off))
-        own, before = role("own", local), local["unit"]
+        client_guide, before = role("own", local), local["unit"]
         good = (info == 0) & about.isfinite().all(-1)  # or it is stated as it was
         about = torch.where(good[:, None], about, local["about"])
         unit = torch.where(good[:, None, None], unit, before)
         moved = _solved(before, (about - local["about"])[..., None])
-        mean = own["mean"] + (own["slope"] @ moved)[..., 0]
-        new = own | {"mean": mean, "slope": own["slope"] @ _solved(before, unit)}
+        mean = client_guide["mean"] + (client_guide["slope"] @ moved)[..., 0]
+        new = client_guide | {"mean": mean, "slope": client_guide["slope"] @ _solved(before, unit)}
         if self.scales is not None:
-            growth = times(own["power"], about - local["about"]).exp()[..., None]
+            growth = times(client_guide["power"], about - local["about"]).exp()[..., None]
             new |= {"mean": mean * growth[..., 0]}
             new |= {n: new[n] * growth for n in ("slope", "root")}
         return under("own", new) | {"about": about, "unit": unit}
@@ -200,12 +200,12 @@ class SharedGuide:
         """
         e, before = balanced(self.drawn(local["about"], batch)), role("own", local)
 
-        def energy(own: Tensors) -> Tensor:
-            return self.bound(received, local | under("own", own), batch, e)
+        def energy(client_guide: Tensors) -> Tensor:
+            return self.bound(received, local | under("own", client_guide), batch, e)
 
         params = {n: v.detach().clone().requires_grad_() for n, v in before.items()}
         grads = torch.autograd.grad(energy(params).sum(), list(params.values()))
-        reach, spread = REACH * self.mine.each("sd"), local["unit"].square().sum(-1)
+        reach, spread = REACH * self.client_sites.each("sd"), local["unit"].square().sum(-1)
         grad = dict(zip(params, grads, strict=True))
         rate = self.rate(received["turns"])[:, None].to(batch.size)
         after = given_others(before, grad, rate, reach, spread, self.scales)
@@ -223,7 +223,7 @@ class SharedGuide:
 
     def bound(self, received: Tensors, local: Tensors, batch: Batch, e: Tensor) -> Tensor:
         """Return the client's part of the free energy (negative ELBO) [C], given noise."""
-        common, own = e.tensor_split([self.noises], -1)
+        common, client_noise = e.tensor_split([self.noises], -1)
         share = received["share"]
 
         def target(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -231,7 +231,7 @@ class SharedGuide:
                 self.model(received, local, batch)
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-            with Scaled(self.names, share[:, None]), Given(common, own):
+            with Scaled(self.names, share[:, None]), FixedNoise(common, client_noise):
                 self.guide(received, local, batch)
 
         return elbo(self.draws)(target, guide, received, local, batch)
@@ -241,18 +241,18 @@ class SharedGuide:
         u = self.bent(local, batch)
         with batch.clients():
             log_det = torch.linalg.slogdet(local["root"]).logabsdet
-            self.ours.sample(u, -log_det.expand(u.shape[:-1]), 1.0)
-            if not self.mine.size:
+            self.shared_sites.sample(u, -log_det.expand(u.shape[:-1]), 1.0)
+            if not self.client_sites.size:
                 return
-            own, off = role("own", local), u - local["about"]
-            e = standard_noise(OWN, own["mean"])
-            slope = _solved(local["unit"], own["slope"], left=False)
-            v = own["mean"] + times(slope, off) + times(own["root"], e)
-            grown = own["root"].diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            if "power" in own:
-                exponent = times(own["power"], off)
+            client_guide, off = role("own", local), u - local["about"]
+            e = standard_noise(OWN, client_guide["mean"])
+            slope = _solved(local["unit"], client_guide["slope"], left=False)
+            v = client_guide["mean"] + times(slope, off) + times(client_guide["root"], e)
+            grown = client_guide["root"].diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            if "power" in client_guide:
+                exponent = times(client_guide["power"], off)
                 v, grown = v * exponent.exp(), grown + exponent.sum(-1)
-            self.mine.sample(v, -grown.expand(v.shape[:-1]), 1.0)
+            self.client_sites.sample(v, -grown.expand(v.shape[:-1]), 1.0)
 
     def bent(self, local: Tensors, batch: Batch) -> Tensor:
         """Return the shared variables, transformed from a draw of the guide family."""
@@ -267,7 +267,7 @@ class SharedGuide:
     def points(self, received: Tensors, batch: Batch) -> Tensor:
         """Return draws of shared variables [S, C, d], computed from the round's common noise."""
         e = balanced(self.common_noise(received).to(received["centre"]))
-        with Given(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
+        with FixedNoise(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
@@ -282,7 +282,7 @@ class SharedGuide:
 
     def drawn(self, like: Tensor, batch: Batch) -> Tensor:
         """Draw independent standard normal noise [S, C, 1, k + m] for each client."""
-        size = self.draws, len(batch), 1, self.noises + self.mine.size
+        size = self.draws, len(batch), 1, self.noises + self.client_sites.size
         with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
             noise: Tensor = standard_noise("_noise", like.new_zeros(size))
         return noise
@@ -290,13 +290,13 @@ class SharedGuide:
     @cached_property
     def bend(self) -> Guide:
         """Guide of the given family, with all shared variables as a single site."""
-        shapes = {BASE: Size([self.ours.size])}
+        shapes = {BASE: Size([self.shared_sites.size])}
         return build_guide(self.family, shapes, init_scale=1.0, loc="loc", spread=BEND)
 
     @cached_property
     def noises(self) -> int:
         """Number of standard normal variables in a draw of the shared variables (k)."""
-        start = self.bend.start({BASE: torch.zeros(1, 1, self.ours.size)})
+        start = self.bend.start({BASE: torch.zeros(1, 1, self.shared_sites.size)})
         one = torch.ones(1, 1)
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
         with pyro.validation_enabled(False), ClientNoise([generator(0)]):
@@ -306,12 +306,12 @@ class SharedGuide:
     @cached_property
     def scales(self) -> Tensor | None:
         """Mask [m, d] of the shared variables that scale each client-specific variable."""
-        return scaling(self.ours, self.mine)
+        return scaling(self.shared_sites, self.client_sites)
 
     @property
     def names(self) -> str:
         """Names of the sites that all clients share, as one space-separated text."""
-        return f"{self.ours.names} {BASE} _{BEND}"
+        return f"{self.shared_sites.names} {BASE} _{BEND}"
 
 
 def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, ProperShare, checked, known
+from pyrofl.arguments import Count, ProperShare, check_name, checked
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.models.regression.design import Design, Grouped, level_text
 from pyrofl.models.regression.prediction import (
@@ -113,7 +113,7 @@ def groups(
     if not names:
         raise ValueError("the formula has no group terms; expected one, such as (1 | client)")
     if group is not None:
-        known(group, names, "grouping factor")
+        check_name(group, names, "grouping factor")
     drawn = posterior_draws(fitted, draws)
     values = {}
     for one in design.groups:
@@ -164,7 +164,7 @@ def forest(
             f"no group has the term {term!r}; expected one of {', '.join(labels) or 'none'}"
         )
     name = having[0] if group is None else group
-    known(name, having, f"grouping factor of {term}:")
+    check_name(name, having, f"grouping factor of {term}:")
     table = groups(fitted, name, total=total, prob=prob, draws=draws).xs(term, level="term")
     rows = [table.iloc[:, [0, 3, 4]].set_axis(table.index.get_level_values("level"))]
     if total:
@@ -256,13 +256,13 @@ def conditional(
     design: Design = method.design
     drawn = posterior_draws(fitted, draws)
     if client is not None:
-        known(client, drawn.clients, "client")
+        check_name(client, drawn.clients, "client")
     fixed_values = dict(at or {})
     shown = [column, *([by] if by else [])]
     factors = {n for one in design.groups for n in one.group.factors} - {*design.clients.levels}
     for name in [*shown, *fixed_values]:
         some = [n for n in design.needed if n not in factors or (client and name not in shown)]
-        known(name, some, "column of the formula:")
+        check_name(name, some, "column of the formula:")
     values = {}
     ranges = (np.linspace(-WIDE, WIDE, points), np.arange(-1, 2))
     for steps, name in zip(ranges, shown, strict=False):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class Family:
     def link(self, name: str | None) -> str:
         """Return the name of a link after validation; None is the default."""
         name = next(iter(self.links)) if name is None else name
-        known(name, self.links, "link")
+        check_name(name, self.links, "link")
         return name
 
     def admits(self, y: Floats, second: Floats | None) -> NDArray[np.bool_]:
@@ -223,5 +223,5 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(name: str) -> Family:
     """Return the family of the given name; raise ValueError with the nearest name if unknown."""
-    known(name, FAMILIES, "family")
+    check_name(name, FAMILIES, "family")
     return FAMILIES[name]

@@ -23,7 +23,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyrofl.arguments import did_you_mean, known
+from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Batch
 from pyrofl.data.tables.owners import client_cells, owners_of
 from pyrofl.data.tables.row_checks import outlier
@@ -219,8 +219,8 @@ def run_program(
         if name not in own:
             values[name] = value[:, None, None]
         elif client in drawn.clients:
-            mine = value[:, drawn.clients.index(client), None]
-            values[name] = mine if own[name].kind == "nested" else mine[:, None]
+            client_draws = value[:, drawn.clients.index(client), None]
+            values[name] = client_draws if own[name].kind == "nested" else client_draws[:, None]
     for one, old in zip(groups, design.groups, strict=True):
         site = f"r_{one.name}"
         if one.kind == "client" or site not in values:
@@ -320,7 +320,7 @@ def predict_rows(
         )
     drawn = posterior_draws(fitted, draws)
     if client is not None:
-        known(client, drawn.clients, "client")
+        check_name(client, drawn.clients, "client")
     frame = read_table(design, x, NEW if client is None else client)
     _warn_of_far_rows(design, frame)
     owners = _owners(design, drawn, x, client, len(frame))

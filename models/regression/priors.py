@@ -26,7 +26,7 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.models.regression.design import Design
 from pyrofl.models.regression.rows import mean_of
 
@@ -112,7 +112,7 @@ def _by_name(design: Design, user_priors: Given) -> dict[str, Any]:
     priors_by_name: dict[str, Any] = {}
     for name, prior in user_priors.items():
         short = printed.get(name, name)
-        known(short, names, "prior")
+        check_name(short, names, "prior")
         if short in priors_by_name:
             raise ValueError(f"{short} and b[{short}] are one coefficient; expected one prior")
         priors_by_name[short] = prior

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from pyrofl.arguments import did_you_mean, known
+from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
@@ -71,16 +71,16 @@ def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]
         client: name of the column that identifies the client.
     """
     frames = data.frames if isinstance(data, Tables) else _of_federation(data)
-    found = {}
+    frame_by_client = {}
     for name, frame in frames.items():
         if client in frame and frame[client].nunique() > 1:
             raise ValueError(
                 f"{name}: column {client} has {frame[client].nunique()} values; expected one, as "
                 "it identifies the client"
             )
-        found[name] = frame if client in frame else frame.assign(**{client: name})
+        frame_by_client[name] = frame if client in frame else frame.assign(**{client: name})
     values: dict[Level, str] = {}
-    for name, frame in found.items():
+    for name, frame in frame_by_client.items():
         for value in frame[client].dropna().unique().tolist():
             if value in values:
                 raise ValueError(
@@ -88,7 +88,7 @@ def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]
                     "value at each client, as it identifies the client"
                 )
             values[value] = name
-    return found
+    return frame_by_client
 
 
 def _of_federation(data: Federation) -> dict[str, pd.DataFrame]:
@@ -147,7 +147,7 @@ def agreed(
     """
     columns = list(dict.fromkeys(n for frame in frames.values() for n in map(str, frame.columns)))
     for name in used:
-        known(name, columns, "column")
+        check_name(name, columns, "column")
         lacking = [site for site, frame in frames.items() if name not in frame.columns]
         if lacking:
             raise ValueError(

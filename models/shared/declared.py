@@ -46,13 +46,13 @@ class Declared:
 
     program: Program
     data: Federation
-    ours: Layout
-    mine: Layout
+    shared_sites: Layout
+    client_sites: Layout
 
     def text(self) -> str:
         """Return a text that lists the shared latent sites and the clients' own ones."""
-        shared = f"shared by all clients: {_listed(self.ours.sites)}"
-        return f"{shared}; own to each client: {_listed(self.mine.sites) or 'none'}"
+        shared = f"shared by all clients: {_listed(self.shared_sites.sites)}"
+        return f"{shared}; own to each client: {_listed(self.client_sites.sites) or 'none'}"
 
     def check(self) -> None:
         """Validate the sites declared as shared.
@@ -181,8 +181,12 @@ class Declared:
 
     def forgotten(self) -> list[str]:
         """Return the client-specific sites that a client's own rows cannot identify."""
-        sizes = {name: len(s.mean) for s, name in zip(self.mine.sites, self.own, strict=True)}
-        alone = {name for s, name in zip(self.mine.sites, self.own, strict=True) if not s.plate}
+        sizes = {
+            name: len(s.mean) for s, name in zip(self.client_sites.sites, self.own, strict=True)
+        }
+        alone = {
+            name for s, name in zip(self.client_sites.sites, self.own, strict=True) if not s.plate
+        }
         by_own, by_shared = self.changed(self.shared), self.changed(self.own)
         names = []
         # The scale of no more unknowns than it has entries, if no shared site has a part in it.
@@ -208,12 +212,12 @@ class Declared:
     @cached_property
     def shared(self) -> list[str]:
         """Names of the sites that all clients share, as in the user's program."""
-        return [_name(site) for site in self.ours.sites]
+        return [_name(site) for site in self.shared_sites.sites]
 
     @cached_property
     def own(self) -> list[str]:
         """Names of the sites that each client has separately, as in the user's program."""
-        return [_name(site) for site in self.mine.sites]
+        return [_name(site) for site in self.client_sites.sites]
 
     @cached_property
     def values(self) -> dict[str, Tensor]:

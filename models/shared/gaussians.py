@@ -150,10 +150,12 @@ def inverse(triangle: Tensor, upper: bool) -> Tensor:
     return inverse_root
 
 
-def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
+def stacked(shared_sites: Tensor, below: Tensor, client_sites: Tensor) -> Tensor:
     """Assemble a lower triangular covariance root [C, n, n] from three blocks."""
-    top = torch.cat([ours, ours.new_zeros(*ours.shape[:-1], mine.shape[-1])], -1)
-    return torch.cat([top, torch.cat([below, mine], -1)], -2)
+    top = torch.cat(
+        [shared_sites, shared_sites.new_zeros(*shared_sites.shape[:-1], client_sites.shape[-1])], -1
+    )
+    return torch.cat([top, torch.cat([below, client_sites], -1)], -2)
 
 
 def enough(draws: int, variables: int, covariance: str) -> int:

@@ -194,10 +194,10 @@ class Laplace:
         if not self.normals.full:
             _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
             return flattened(variance).reciprocal().clamp(max=MOST)
-        own = role("spread", q)
-        root = torch.diag_embed(own["log_sd"].exp())
+        spread_tensors = role("spread", q)
+        root = torch.diag_embed(spread_tensors["log_sd"].exp())
         row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
-        root[..., row, column] = own["below"] * own["log_sd"].exp()[..., row]
+        root[..., row, column] = spread_tensors["below"] * spread_tensors["log_sd"].exp()[..., row]
         return self.normals.naturals(flattened(role("w", q)), root)["precision"]
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:

@@ -45,7 +45,7 @@ SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
-def scaling(ours: Layout, mine: Layout) -> Tensor | None:
+def scaling(shared_sites: Layout, client_sites: Layout) -> Tensor | None:
     """Return a mask [m, d] of the shared variables that scale each client-specific one, or None.
 
     Own variables are those of the client.
@@ -53,7 +53,7 @@ def scaling(ours: Layout, mine: Layout) -> Tensor | None:
     Those with a fixed normal prior, by powers of the positive ones that clients share: there the
     program itself multiplies them, so that the likelihood of z_j depends on g.
     """
-    is_scaled = torch.outer(mine.each("exact"), ours.each("positive"))
+    is_scaled = torch.outer(client_sites.each("exact"), shared_sites.each("positive"))
     return is_scaled if bool(is_scaled.any()) else None
 
 
@@ -228,15 +228,15 @@ class RowsFilled(Messenger):
             msg["fn"], msg["mask"] = _Filled(fn, ~mask, site), None
 
 
-def with_hidden_rows(program: Program, mine: Layout) -> Program:
+def with_hidden_rows(program: Program, client_sites: Layout) -> Program:
     """Return the Pyro program with a normal prior for masked rows of its latent sites."""
 
     @wraps(program)
     def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
-        with RowsFilled(mine.sites):
+        with RowsFilled(client_sites.sites):
             program(received, local, batch)
 
-    return stated if mine.of_rows else program
+    return stated if client_sites.of_rows else program
 
 
 def layouts(
@@ -255,8 +255,8 @@ def layouts(
         raise ValueError("the program has no latent site; give the unknowns priors by pyro.sample")
     sites = [_look(name, site, wide, rows) for name, site in seen.items()]
     names = [name_of(site.name) for site in sites]
-    ours = tuple(s for s, n in zip(sites, names, strict=True) if matches(n, shared))
-    if not ours:
+    shared_sites = tuple(s for s, n in zip(sites, names, strict=True) if matches(n, shared))
+    if not shared_sites:
         raise ValueError(
             f"shared is {shared!r}, which matches no latent site; expected names or patterns of "
             f"some of {', '.join(names)}, separated by spaces, such as {names[0]!r} or '*'"
@@ -265,18 +265,20 @@ def layouts(
         raise ValueError(
             f"{pattern!r} in shared matches no latent site; {suggest_name(pattern, names)}"
         )
-    for site in ours:
+    for site in shared_sites:
         if site.of_rows:
             raise ValueError(
                 f"site {site.name!r} is inside batch.rows(), and shared matches it; expected it to "
                 "be each client's own, as every row has one of its own"
             )
-    mine = tuple(s for s in sites if s not in ours)
-    return Layout(tuple(replace(s, scales=_scales(seen, s, ours)) for s in ours)), Layout(mine)
+    client_sites = tuple(s for s in sites if s not in shared_sites)
+    return Layout(
+        tuple(replace(s, scales=_scales(seen, s, shared_sites)) for s in shared_sites)
+    ), Layout(client_sites)
 
 
 def _scales(
-    seen: Mapping[str, Any], site: LatentSite, ours: tuple[LatentSite, ...]
+    seen: Mapping[str, Any], site: LatentSite, shared_sites: tuple[LatentSite, ...]
 ) -> Tensor | None:
     """Return the index of the shared variable that scales each site entry, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
@@ -284,7 +286,7 @@ def _scales(
     scale = seen[site.name]["infer"][SCALE].log().flatten(1)
     scale, start = scale.expand(len(scale), len(site.mean)), 0
     indices = torch.full_like(site.mean, -1, dtype=torch.long)
-    for other in ours:
+    for other in shared_sites:
         if other.positive:
             log = seen[other.name]["value"].log().flatten(1)
             for i, one in enumerate(log.T):

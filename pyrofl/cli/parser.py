@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import pyrofl
-from pyrofl.arguments import RENAMED, known
+from pyrofl.arguments import RENAMED, check_name
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.cli.rows import (
     CONFIG,
@@ -106,7 +106,7 @@ def on_experiment(place: str) -> Callable[[Namespace], None]:
             name = place.rpartition(":")[2]
             raise ValueError(f"{name}: METHOD is missing; expected one of pyrofl list methods")
         for method in experiment.methods:
-            known(method, summaries(), "method")
+            check_name(method, summaries(), "method")
         load(place)(experiment)
 
     return do

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyrofl.arguments import did_you_mean, known
+from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data.roster import names_of
 from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
@@ -54,7 +54,7 @@ def table_of(
             raise ValueError(f"{message}; expected (x, y) or (x, y, x_test, y_test)")
     out = names_of("held_out", held_out)
     for name in out:
-        known(name, [str(n) for n in sites], "held-out site")
+        check_name(name, [str(n) for n in sites], "held-out site")
     names = names_of("names of sites", [n for n in sites if n not in out] + list(out))
     labels = _classes(sites, classes)
     wanted = names_of("features", features) if features is not None else ()

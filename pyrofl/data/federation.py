@@ -127,12 +127,12 @@ class Federation(FederationFields, Summarised):
         )
         if pooled_test is not None:
             pooled_test = row_numbers("pooled_test", pooled_test, len(y))
-        for name, mine in zip(names, train, strict=True):
-            if len(mine.unique()) < len(mine):
+        for name, client_rows in zip(names, train, strict=True):
+            if len(client_rows.unique()) < len(client_rows):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
-            if not len(mine):
+            if not len(client_rows):
                 raise ValueError(f"{name} has no training row; expected at least one")
-            if weights is not None and not bool(weights[mine].sum() > 0):
+            if weights is not None and not bool(weights[client_rows].sum() > 0):
                 raise ValueError(
                     f"{name}: all its training rows have weight 0; expected a positive weight"
                 )
@@ -360,10 +360,10 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
 def stack(data: Federation, rows: list[Tensor], cohort: Cohort, width: int = 1) -> Batch:
     """Build a batch from each client's row numbers; padding repeats a row of the same client."""
     width = max([width, *(len(r) for r in rows)])
-    mine = [
+    client_rows = [
         r if len(r) else data.train[i][:1] for i, r in zip(cohort.ids.tolist(), rows, strict=True)
     ]
     mask = torch.arange(width) < torch.tensor([len(r) for r in rows])[:, None]
     index = torch.zeros(len(rows), width, dtype=torch.long)
-    index[:, : max(map(len, mine))] = pad_sequence(mine, batch_first=True)
+    index[:, : max(map(len, client_rows))] = pad_sequence(client_rows, batch_first=True)
     return data.gather(cohort, torch.where(mask, index, index[:, :1]), mask)

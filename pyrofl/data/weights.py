@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 
 OfClasses = Mapping[str, float] | Literal["balanced"]
 """Class -> weight, others 1; or "balanced"."""
@@ -40,7 +40,7 @@ def of_classes(
     Balanced weights are computed from each client's weight sums by class.
     """
     if isinstance(weights_by_class, str):
-        known(weights_by_class, ("balanced",), "weights of classes:")
+        check_name(weights_by_class, ("balanced",), "weights of classes:")
         none = torch.zeros(len(classes), dtype=torch.float64)
         counts = [none.index_add(0, y[rows], before[rows]) for rows in train]
         sums = torch.stack(counts).sum(0)
@@ -49,7 +49,7 @@ def of_classes(
         counts = f"weights of classes are a {type(weights_by_class).__name__}"
         raise ValueError(f"{counts}; expected 'balanced', or a dict: class -> weight")
     for name, value in weights_by_class.items():
-        known(str(name), classes, "class")
+        check_name(str(name), classes, "class")
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
             raise ValueError(f"class {name} weighs {value!r}; expected a number, at least 0")
     return torch.tensor(
@@ -70,24 +70,24 @@ def of_sites(
         message = f"weights are a {type(weights).__name__}"
         raise ValueError(f"{message}; expected a dict: site -> [N]")
     for name, values in weights.items():
-        known(str(name), names, "site with weights")
-        mine = train[names.index(name)]
+        check_name(str(name), names, "site with weights")
+        train_rows = train[names.index(name)]
         if np.ma.is_masked(values):
             raise ValueError(f"{name}: weights are masked in some rows; expected a number in all")
         refuse_other_index(f"{name}:", sites[name][0], values, "weights")
         try:
-            own = torch.from_numpy(np.array(values, dtype=np.float64))
+            client_weights = torch.from_numpy(np.array(values, dtype=np.float64))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}: weights cannot be read: {error}; expected numbers"
             ) from error
-        if own.shape != mine.shape:
+        if client_weights.shape != train_rows.shape:
             raise ValueError(
-                f"{name}: weights have shape {list(own.shape)}; expected [{len(mine)}], one for "
-                "each training row"
+                f"{name}: weights have shape {list(client_weights.shape)}; expected "
+                f"[{len(train_rows)}], one for each training row"
             )
-        check_weights(own, len(mine))
-        found[mine] = own
+        check_weights(client_weights, len(train_rows))
+        found[train_rows] = client_weights
     return found
 
 

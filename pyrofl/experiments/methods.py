@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.method_names import summaries
 from pyrofl.experiments.settings import DONE, Build, Value, accepted, arguments, read_settings
@@ -29,7 +29,7 @@ def methods(
     """Build methods by name for a task; methods with a schedule become functions of the round."""
     builders = builds()
     for name in names:
-        known(name, builders, "method")
+        check_name(name, builders, "method")
     if len(set(names)) < len(names):
         raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
     chosen = read_settings(settings, {name: builders[name] for name in names})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyro.distributions as dist
 
-from pyrofl.arguments import composed, known
+from pyrofl.arguments import check_name, composed
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import files_of, read_file
@@ -65,7 +65,7 @@ def read_tables(experiment: RegressionExperiment) -> Tables:
             f"{path} is one file; expected --client-column COLUMN, or a folder with one file for "
             "each client"
         )
-    known(column, list(frame), "client column")
+    check_name(column, list(frame), "client column")
     if frame[column].isna().any():
         row = int(frame[column].isna().argmax()) + 1
         raise ValueError(f"{path}: column {column} is empty in row {row}; expected a client's name")
@@ -93,7 +93,7 @@ def with_levels(frames: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any
         if twice := next((one for one in levels if levels.count(one) > 1), ""):
             raise ValueError(f"--levels gives {twice} twice; expected each level of {name} once")
         columns = dict.fromkeys(str(n) for frame in frames.values() for n in frame)
-        known(name, columns, "column of --levels:")
+        check_name(name, columns, "column of --levels:")
         frames = {site: _with_levels(site, frame, name, levels) for site, frame in frames.items()}
     return frames
 
@@ -179,7 +179,7 @@ def _prior(code: str, text: str) -> Any:
         raise ValueError(
             f"--prior is {text!r}; expected NAME=DIST with numbers, as 'age=Normal(0, 1)'"
         ) from error
-    known(name, [n for n in dist.__all__ if n[0].isupper()], "distribution")
+    check_name(name, [n for n in dist.__all__ if n[0].isupper()], "distribution")
     try:
         return getattr(dist, name)(*arguments, **named)
     except Exception as error:  # whatever the distribution refuses

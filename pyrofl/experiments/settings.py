@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import pyro.distributions as dist
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.experiments.options import not_tiny
 from pyrofl.models import guides, priors
 from pyrofl.models.shared.schedules import uneven
@@ -42,13 +42,21 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
             raise ValueError(f"setting {word!r} has no value; expected name=value")
         method, dot, argument = name.rpartition(".")
         if dot:
-            known(method, builds, f"method in setting {word!r}:")
+            check_name(method, builds, f"method in setting {word!r}:")
         arguments_by_method = {m: arguments(builds[m]) for m in ([method] if dot else builds)}
-        names = sorted({argument for own in arguments_by_method.values() for argument in own})
-        known(argument, names, f"setting of {', '.join(arguments_by_method)}:")
-        for m, own in arguments_by_method.items():
-            if argument in own:
-                chosen[m][argument] = parse(text, own[argument], f"setting {argument} of {m}")
+        names = sorted(
+            {
+                argument
+                for method_arguments in arguments_by_method.values()
+                for argument in method_arguments
+            }
+        )
+        check_name(argument, names, f"setting of {', '.join(arguments_by_method)}:")
+        for m, method_arguments in arguments_by_method.items():
+            if argument in method_arguments:
+                chosen[m][argument] = parse(
+                    text, method_arguments[argument], f"setting {argument} of {m}"
+                )
     return chosen
 
 

@@ -179,11 +179,13 @@ def partition(spec: str) -> str | federations.Own:
     own_partition = from_file(spec, "partition")
     if not callable(own_partition):
         raise ValueError(f"{name} in {path} is {own_partition!r}; expected a function: a partition")
-    found: federations.Own = own_partition
-    return found
+    partition_function: federations.Own = own_partition
+    return partition_function
 
 
-def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
+def from_file(
+    spec: str, what: str, then: Callable[[Any], Any] = lambda partition_function: partition_function
+) -> Any:
     """Load the object NAME from a user's file "FILE.py:NAME", and pass it to `then`."""
     path, _, name = spec.rpartition(":")
     try:

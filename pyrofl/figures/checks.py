@@ -54,7 +54,7 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
     words |= {"up": "replications", "sharex": True, "sharey": True}
     many.refuse_lengths(places=places)
     every = [np.histogram(_finite(values), bins, (0, 1))[0] for values in places.values()]
-    uneven = [found.std() / max(1.0, found.mean()) ** 0.5 for found in every]
+    uneven = [array.std() / max(1.0, array.mean()) ** 0.5 for array in every]
     shown, some = many.worst([*places], uneven, columns, 1.7, "parameters")
     figure, grid = panels(len(shown), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
     band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
@@ -336,6 +336,6 @@ def _gaps(every: Iterable[Any]) -> str:
 
 def _finite(values: Any) -> Any:
     """Return the known places; ValueError if one is not between 0 and 1."""
-    found = np.asarray(values, dtype=float).ravel()
-    many.refuse_outside("places", found, 0.0, 1.0)
-    return found[np.isfinite(found)]
+    array = np.asarray(values, dtype=float).ravel()
+    many.refuse_outside("places", array, 0.0, 1.0)
+    return array[np.isfinite(array)]

@@ -41,13 +41,17 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> F
         return _lanes(table, names)
     figure = style.canvas(8.4, many.height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
-    mine, other = (tuple(table[w + c].to_numpy() for c in ENDS) for w in ("", "reference_"))
+    interval_ends, other = (
+        tuple(table[w + c].to_numpy() for c in ENDS) for w in ("", "reference_")
+    )
     left.set_xlabel("mean and 95% interval")
     if table["variable"].nunique() > 1:  # of different units, perhaps
         centre, unit = (table[c].to_numpy() for c in ("reference_mean", "reference_sd"))
-        mine, other = (tuple((v - centre) / unit for v in fit) for fit in (mine, other))
+        interval_ends, other = (
+            tuple((v - centre) / unit for v in fit) for fit in (interval_ends, other)
+        )
         left.set_xlabel(f"mean and 95% interval\n(around the mean of {names[1]}, in its sds)")
-    _intervals(left, many.rows(table["mean"]), {names[0]: mine, names[1]: other})
+    _intervals(left, many.rows(table["mean"]), {names[0]: interval_ends, names[1]: other})
     many.rows(table["mean"]).label(left, list(map(str, table.index)), "mean", "")
     places = np.arange(len(table))
     for axes, column in ((middle, "difference"), (right, "ratio")):

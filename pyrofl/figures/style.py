@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +109,7 @@ def theme(name: Theme) -> Iterator[None]:
     """
     from matplotlib import rc_context
 
-    known(name, THEMES, "theme")
+    check_name(name, THEMES, "theme")
     settings: Any = THEMES[name]
     with rc_context(settings):
         yield
@@ -308,29 +308,39 @@ def with_legend(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    found: dict[str, Any] = {}
+    handle_by_label: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
+        handle_by_label |= dict(zip(labels, handles, strict=True))
     looks = order if isinstance(order, Mapping) else {}
-    pale = [name for name in found if looks.get(name, {}).get("color") == PALE]
+    pale = [name for name in handle_by_label if looks.get(name, {}).get("color") == PALE]
     if pale:
         note = f"{note}; grey: {len(pale)} more" if note else f"grey: {len(pale)} more"
-    found = {n: found[n] for n in dict.fromkeys([*order, *found]) if n in found and n not in pale}
+    handle_by_label = {
+        n: handle_by_label[n]
+        for n in dict.fromkeys([*order, *handle_by_label])
+        if n in handle_by_label and n not in pale
+    }
     titled(figure, title, ax)
     if ax is not None:
-        ax.legend(found.values(), found.keys(), title=note or None, frameon=False, fontsize=pt(8))
+        ax.legend(
+            handle_by_label.values(),
+            handle_by_label.keys(),
+            title=note or None,
+            frameon=False,
+            fontsize=pt(8),
+        )
         return figure
-    if not found and not note:
+    if not handle_by_label and not note:
         return figure
     letters = int((figure.get_figwidth() - 0.7) / (0.0085 * pt(10)))
-    named = [_wrapped(name, letters) for name in found]
+    named = [_wrapped(name, letters) for name in handle_by_label]
     note = "\n".join(_wrapped(line, int(1.15 * letters)) for line in note.split("\n"))
-    wide = 0.7 + 0.0085 * pt(10) * min(letters, max(map(len, found), default=0))
+    wide = 0.7 + 0.0085 * pt(10) * min(letters, max(map(len, handle_by_label), default=0))
     look: dict[str, Any] = {"frameon": False, "title_fontsize": pt(9), "fontsize": pt(10)}
-    look["ncols"] = min(len(found), max(1, int(figure.get_figwidth() / wide)))
+    look["ncols"] = min(len(handle_by_label), max(1, int(figure.get_figwidth() / wide)))
     look |= {"loc": "upper left", "alignment": "left", "borderaxespad": 0.1}
-    legend = figure.legend(found.values(), named, title=note or None, **look)
+    legend = figure.legend(handle_by_label.values(), named, title=note or None, **look)
     canvas: Any = FigureCanvasAgg(figure)
     tall = legend.get_window_extent(canvas.get_renderer()).height / figure.dpi  # inches
     engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())

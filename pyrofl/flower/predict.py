@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.experiments.console import show
 from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import threads
@@ -27,7 +27,7 @@ def predict(args: Namespace) -> None:
     if not args.method and len(labels) > 1:
         raise ValueError(f"the study has several methods; expected --method {' or '.join(labels)}")
     method = args.method or labels[0]
-    known(method, labels, "method")
+    check_name(method, labels, "method")
     x, groups = features_of(site.project, args.rows)
     owners = owners_of(site, len(x), groups, args)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws}
@@ -46,7 +46,7 @@ def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> lis
     names = site.data.names
     owners = [f"{site.name}/{group}" for group in groups]
     if args.client:
-        known(args.client, names, "client")
+        check_name(args.client, names, "client")
         if others := [owner for owner in owners if owner != args.client]:
             raise ValueError(
                 f"{args.rows} has rows of client {others[0]}, and --client is {args.client}; leave "
@@ -61,5 +61,5 @@ def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> lis
             f"{site.project.client_column!r}; expected that column, or --client NAME"
         )
     for owner in owners:
-        known(owner, names, "client")
+        check_name(owner, names, "client")
     return owners

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, ShareBelowOne, Whole, check_fields, known
+from pyrofl.arguments import Count, ShareBelowOne, Whole, check_fields, check_name
 from pyrofl.choices import LIKELIHOODS
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
@@ -165,7 +165,7 @@ class Project:
         """
         table = read(path)
         for name in (*self.features, *owners):
-            known(name, list(table), f"column in {path}:")
+            check_name(name, list(table), f"column in {path}:")
         complete([table[name] for name in (*self.features, *owners)], "error")
         return table
 

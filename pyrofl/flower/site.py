@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import checkpoint_file
@@ -156,7 +156,7 @@ class Site:
 
         Rows are [N, columns]; other arguments are those of `Run.predict`.
         """
-        known(method, self.project.labels, "method")
+        check_name(method, self.project.labels, "method")
         view = model or default_model(by_round(self.project.build(self.data.clients)[method])(0))[0]
         path = self._question(method, view)
         if not path.exists():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.choices import DEPTHS, NETWORKS
 from pyrofl.tensors import memory
 from pyrofl.turns import synchronized
@@ -239,7 +239,7 @@ def resnet(depth: int, channels: int, outputs: int) -> Layers:
 def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
     """Build a torch module from a specification such as "mlp:100", for a given row shape."""
     name, _, rest = spec.partition(":")
-    known(name, NETWORKS, "network")
+    check_name(name, NETWORKS, "network")
     widths = widths_of(spec, rest)
     if name in ("mean", "linear") and outputs != 1:
         raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are required")

@@ -137,14 +137,16 @@ def lora(
         {'2.bias': (10,), '2.lora_A': (2, 100), '2.lora_B': (10, 2)}
     """
     adapted = copy.deepcopy(module).requires_grad_(False)
-    found = {n: layer for n, layer in adapted.named_modules() if type(layer) in KINDS}
-    frozen = {n: f"{n}.{KINDS[type(layer)].adapted}".lstrip(".") for n, layer in found.items()}
+    adapted_layers = {n: layer for n, layer in adapted.named_modules() if type(layer) in KINDS}
+    frozen = {
+        n: f"{n}.{KINDS[type(layer)].adapted}".lstrip(".") for n, layer in adapted_layers.items()
+    }
     chosen = {
         n: layer
-        for n, layer in found.items()
+        for n, layer in adapted_layers.items()
         if matches(n, layers) and not matches(frozen[n], train)
     }
-    if not chosen and any(matches(n, layers) for n in found):
+    if not chosen and any(matches(n, layers) for n in adapted_layers):
         raise ValueError(
             f"all layers that match {layers!r} have weights that match train, {train!r}; expected "
             "train to leave the weight of at least one of them frozen, for the adapters"
@@ -152,7 +154,7 @@ def lora(
     if not chosen:
         raise ValueError(
             f"no linear or attention layer matches {layers!r}; expected some of "
-            f"{', '.join(found) or 'a module with such layers'}"
+            f"{', '.join(adapted_layers) or 'a module with such layers'}"
         )
     for name, layer in chosen.items():
         unusual = "hooks" if hooked(layer) else ""

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Size, Tensor, nn
 from torch.nn.utils import parametrize
 
-from pyrofl.arguments import CONVERSIONS, Count, checked, known
+from pyrofl.arguments import CONVERSIONS, Count, check_name, checked
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import Chain, Noise, module
 from pyrofl.nets.drawing import Drawn
@@ -113,13 +113,13 @@ class Network(Summarised):
 
     def fan_in(self, name: str) -> int:
         """Return the fan-in of a parameter's layer: the number of inputs of each of its outputs."""
-        known(name, self.shapes, "parameter")
+        check_name(name, self.shapes, "parameter")
         weight = self.shapes.get(f"{name.rpartition('.')[0]}.weight".lstrip("."), self.shapes[name])
         return max(1, weight[1:].numel())
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the axis names of a parameter: ("fc1_out", "fc1_in") for the weight of fc1."""
-        known(name, self.shapes, "parameter")
+        check_name(name, self.shapes, "parameter")
         path, _, leaf = name.rpartition(".")
         axes = _axes_of(self.module.get_submodule(path), leaf)
         if len(axes) != len(self.shapes[name]):

@@ -11,7 +11,7 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.nets.network import Network
 from pyrofl.nets.stacked import attention_by_products, constants
 from pyrofl.nets.unsupported import explained, refuse_integers
@@ -41,7 +41,7 @@ class Reparametrised:
         self._shapes: dict[Size, dict[str, Size]] = {}
         self._sizes = net.shapes
         for name in self.names:
-            known(name, net.shapes, "parameter that trains")
+            check_name(name, net.shapes, "parameter that trains")
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names)
         layers = {path: self.module.get_submodule(path) for path in paths}
         self._layers = {n: v for n, v in layers.items() if type(v) in EXACT}

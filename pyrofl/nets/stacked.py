@@ -45,10 +45,10 @@ def parts(module: nn.Module) -> list[Part]:
     names_by_id = {id(p): n for n, p in module.named_parameters()}
     parts_of_module = []
     for layer in _layers(module):
-        own = {
+        layer_weights = {
             names_by_id[id(p)]: (n, p.dim()) for n, p in layer.named_parameters() if p.requires_grad
         }
-        parts_of_module.append(Part(layer, own, _rule(layer)))
+        parts_of_module.append(Part(layer, layer_weights, _rule(layer)))
     return _smaller_first(parts_of_module)
 
 
@@ -82,12 +82,12 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int =
     clients at a time, so that the outputs of a layer are still in the
     processor's cache when the next layer reads them.
     """
-    own = {m: weights[m] for _, names, _ in chain for m in names}
+    layer_weights = {m: weights[m] for _, names, _ in chain for m in names}
     lead = {m: weights[m].dim() - dim for _, names, _ in chain for m, (_, dim) in names.items()}
     few = _few(chain, x)
     if len(x) <= few or axes > 1 or 0 in lead.values():
-        return _run(chain, own, x, axes)
-    parts = {m: v.split(few, lead[m] - 1) for m, v in own.items()}
+        return _run(chain, layer_weights, x, axes)
+    parts = {m: v.split(few, lead[m] - 1) for m, v in layer_weights.items()}
     outputs = [
         _run(chain, {m: v[i] for m, v in parts.items()}, some, axes)
         for i, some in enumerate(x.split(few))
@@ -106,8 +106,8 @@ def _few(chain: list[Part], x: Tensor) -> int:
 
 def _run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int) -> Tensor:
     for layer, names, rule in chain:
-        own = {n: weights[m] for m, (n, _) in names.items()}
-        x = rule(layer, own, x, axes)
+        layer_weights = {n: weights[m] for m, (n, _) in names.items()}
+        x = rule(layer, layer_weights, x, axes)
         axes = max([axes, *(weights[m].dim() - dim for m, (_, dim) in names.items())])
     return x
 
@@ -131,50 +131,50 @@ def _rule(layer: nn.Module) -> Rule:
     return anything if unusual else rule
 
 
-def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def linear(layer: nn.Linear, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Apply a linear layer for all clients as one batched matrix product.
 
     K draws of a layer are one layer with K times the outputs: inputs are read once and not copied
     for every draw, which is three times faster than vmap.
     """
-    lead = {v.dim() - getattr(layer, n).dim() for n, v in own.items()}
+    lead = {v.dim() - getattr(layer, n).dim() for n, v in layer_weights.items()}
     if lead == {0}:
-        return functional.linear(x, own["weight"], own.get("bias"))
+        return functional.linear(x, layer_weights["weight"], layer_weights.get("bias"))
     if lead == {2} and axes == 1:
-        wide = {n: v.transpose(0, 1).flatten(1, 2) for n, v in own.items()}
+        wide = {n: v.transpose(0, 1).flatten(1, 2) for n, v in layer_weights.items()}
         y = linear(layer, wide, x, 1)
-        return torch.unflatten(y, -1, (len(own["weight"]), -1)).movedim(-2, 0)
+        return torch.unflatten(y, -1, (len(layer_weights["weight"]), -1)).movedim(-2, 0)
     if lead == {1} and axes == 2:
-        y = linear(layer, own, x.transpose(0, 1).flatten(1, 2), 1)
+        y = linear(layer, layer_weights, x.transpose(0, 1).flatten(1, 2), 1)
         return torch.unflatten(y, 1, x.shape[:3:2]).transpose(0, 1)
-    front, own, x = aligned(layer, own, x, axes)
-    y = products(x.flatten(1, -2), own["weight"], own.get("bias"))
+    front, layer_weights, x = aligned(layer, layer_weights, x, axes)
+    y = products(x.flatten(1, -2), layer_weights["weight"], layer_weights.get("bias"))
     return y.view(*front, *x.shape[1:-1], y.shape[-1])
 
 
-def convolution(layer: Any, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def convolution(layer: Any, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Apply a convolution for all clients as one grouped convolution."""
     apply = CONVOLUTIONS[type(layer)]
     how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
-    if all(v.dim() == getattr(layer, n).dim() for n, v in own.items()):
-        y = apply(x.flatten(0, axes), own["weight"], own.get("bias"), **how)
+    if all(v.dim() == getattr(layer, n).dim() for n, v in layer_weights.items()):
+        y = apply(x.flatten(0, axes), layer_weights["weight"], layer_weights.get("bias"), **how)
         return torch.unflatten(y, 0, x.shape[: axes + 1])
-    front, own, x = aligned(layer, own, x, axes)
-    flat = {n: v.flatten(0, 1) for n, v in own.items()}
+    front, layer_weights, x = aligned(layer, layer_weights, x, axes)
+    flat = {n: v.flatten(0, 1) for n, v in layer_weights.items()}
     weight = quick(flat["weight"])
     y = apply(beside(x, 1), weight, flat.get("bias"), groups=len(x), **how)
     return apart(y, front)
 
 
-def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def group_norm(layer: nn.GroupNorm, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Apply group normalization with each client's scale and shift, for all clients at once."""
-    front, own, x = aligned(layer, own, x, axes)
-    flat = {n: v.flatten() for n, v in own.items()}
+    front, layer_weights, x = aligned(layer, layer_weights, x, axes)
+    flat = {n: v.flatten() for n, v in layer_weights.items()}
     y = functional.group_norm(beside(x, 1), len(x) * layer.num_groups, **flat, eps=layer.eps)
     return apart(y, front)
 
 
-def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def pooling(layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run a layer that treats channels independently, such as pooling, for all clients."""
     if x.dim() < axes + 4:  # rows without an axis of channels
         return torch.unflatten(layer(x.flatten(0, axes)), 0, x.shape[: axes + 1])
@@ -207,43 +207,45 @@ def quick(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
 
-def residual(chain: list[Part], layer: ResidualBlock, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def residual(
+    chain: list[Part], layer: ResidualBlock, layer_weights: Tensors, x: Tensor, axes: int
+) -> Tensor:
     """Return the outputs of a residual block: its residual branch plus its shortcut."""
-    inner = _run(chain, own, x, axes)
+    inner = _run(chain, layer_weights, x, axes)
     return torch.relu(inner + layer.shortcut(x))
 
 
-def flatten(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def flatten(layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Flatten each row to one axis, for all clients."""
     return x.flatten(axes + 1)
 
 
-def by_entry(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def by_entry(layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run an elementwise layer, such as ReLU, on the rows of all clients."""
     y: Tensor = layer(x)
     return y
 
 
-def noise(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def noise(layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Append each client's log standard deviation to every row as an additional output."""
-    front, own, x = aligned(layer, own, x, axes)
-    y = torch.cat([x, own["log_scale"][:, None].expand(*x.shape[:-1], 1)], -1)
+    front, layer_weights, x = aligned(layer, layer_weights, x, axes)
+    y = torch.cat([x, layer_weights["log_scale"][:, None].expand(*x.shape[:-1], 1)], -1)
     return y.view(*front, *y.shape[1:])
 
 
-def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def constant(layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run a layer without trainable parameters on the rows of all clients as one batch."""
     return torch.unflatten(call(layer, {}, x.flatten(0, axes)), 0, x.shape[: axes + 1])
 
 
-def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+def anything(layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run a layer of any type for all clients by vmap."""
-    lead = {n: v.dim() - layer.get_parameter(n).dim() for n, v in own.items()}
+    lead = {n: v.dim() - layer.get_parameter(n).dim() for n, v in layer_weights.items()}
     y = vmap(partial(call, layer), ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
         y = vmap(y, ({n: 0 if k == 2 else None for n, k in lead.items()}, 0 if axes == 2 else None))
     with attention_by_products(), explained(layer):
-        result = y(own, x)
+        result = y(layer_weights, x)
     return as_outputs(layer, result)
 
 
@@ -276,22 +278,24 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
 
 
 def aligned(
-    layer: nn.Module, own: Tensors, x: Tensor, axes: int
+    layer: nn.Module, layer_weights: Tensors, x: Tensor, axes: int
 ) -> tuple[torch.Size, Tensors, Tensor]:
     """Expand clients' parameters and rows to common leading axes, flattened to one axis.
 
     Returns the common axes, parameters [N, *p] and rows [N, B, *x].
     """
-    leads = {n: v.shape[: v.dim() - getattr(layer, n).dim()] for n, v in own.items()}
+    leads = {n: v.shape[: v.dim() - getattr(layer, n).dim()] for n, v in layer_weights.items()}
     shape = x.shape[:axes]
     if any(lead != shape for lead in leads.values()):
         shape = torch.broadcast_shapes(shape, *leads.values())
-        own = {n: v.expand(*shape, *v.shape[len(leads[n]) :]) for n, v in own.items()}
+        layer_weights = {
+            n: v.expand(*shape, *v.shape[len(leads[n]) :]) for n, v in layer_weights.items()
+        }
         x = x.expand(*shape, *x.shape[axes:])
     if len(shape) > 1:
-        own = {n: v.flatten(0, 1) for n, v in own.items()}
+        layer_weights = {n: v.flatten(0, 1) for n, v in layer_weights.items()}
         x = x.flatten(0, 1)
-    return shape, own, x
+    return shape, layer_weights, x
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -96,7 +96,9 @@ def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
     Test rows of a class without training rows are unused. A client of small shares may get none.
     """
     kinds, codes, sizes = classes_of(test)
-    counts = np.array([[np.count_nonzero(mine == kind) for kind in kinds] for mine in train])
+    counts = np.array(
+        [[np.count_nonzero(client_types == kind) for kind in kinds] for client_types in train]
+    )
     return deal(codes, in_proportion(sizes, counts.reshape(len(train), -1), rng), rng)
 
 
@@ -115,7 +117,7 @@ def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
 
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
     """Return for each client all test rows of its training classes; clients may share rows."""
-    return [np.flatnonzero(np.isin(test, mine)) for mine in train]
+    return [np.flatnonzero(np.isin(test, client_types)) for client_types in train]
 
 
 def checked_parts(partition: object, parts: Any, clients: int, rows: int) -> Parts:

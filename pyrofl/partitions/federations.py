@@ -15,7 +15,7 @@ import torch
 from numpy.random import Generator, default_rng
 from torch import Tensor
 
-from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.arguments import Count, Whole, check_name, checked
 from pyrofl.choices import PARTITIONS, TEST_POLICIES
 from pyrofl.data import Dataset, Federation, Source
 from pyrofl.data.frames import Tables
@@ -112,7 +112,7 @@ def split(
         >>> data.clients, len(data.test)
         (10, 10)
     """
-    known(test, TEST_POLICIES, "test policy")
+    check_name(test, TEST_POLICIES, "test policy")
     name, options = read(partition) if isinstance(partition, str) else ("", {})
     is_test = dataset.is_test.numpy()
     train_rows, test_rows = np.flatnonzero(~is_test), np.flatnonzero(is_test)
@@ -241,7 +241,7 @@ def _by_group(
 def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the indices of all groups, ordered so that held-out groups come last."""
     for name in out:
-        known(name, names, "group to hold out:")
+        check_name(name, names, "group to hold out:")
     if len(set(out)) == len(names):
         raise ValueError("held_out names all groups; expected at least one that trains")
     training = [j for j, name in enumerate(names) if name not in out]
@@ -253,7 +253,7 @@ def _column(dataset: Dataset, column: str) -> str:
     if not dataset.groups:
         raise ValueError(f"{dataset.name} has no natural groups; expected a column of groups")
     if column:
-        known(column, dataset.groups, f"column of groups in {dataset.name}:")
+        check_name(column, dataset.groups, f"column of groups in {dataset.name}:")
         return column
     if len(dataset.groups) > 1:
         raise ValueError(
@@ -299,21 +299,21 @@ def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Gen
         raise ValueError(f"clients is {clients}; expected one for each of {domains} domains")
     parts: Parts = [rows] * clients
     for d in range(domains):
-        mine, share = rows[every[rows] == d], len(parts[d::domains])
-        parts[d::domains] = _draw(dataset, mine, within, share, rng)
+        client_types, share = rows[every[rows] == d], len(parts[d::domains])
+        parts[d::domains] = _draw(dataset, client_types, within, share, rng)
     return parts
 
 
 def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generator) -> Parts:
     """Allocate the test rows to clients by the policy uniform, same_shares or labels_global."""
     types = _types(dataset)
-    mine = [types[part] for part in train]
+    client_types = [types[part] for part in train]
     if policy == "uniform":
         parts = allocation.deal_evenly(len(rows), len(train), rng)
     elif policy == "same_shares":
-        parts = allocation.same_shares(mine, types[rows], rng)
+        parts = allocation.same_shares(client_types, types[rows], rng)
     elif dataset.classes:
-        parts = allocation.labels_global(mine, types[rows])
+        parts = allocation.labels_global(client_types, types[rows])
     else:
         raise ValueError(f"test policy is labels_global, but {dataset.name} has no classes")
     return [rows[part] for part in parts]
@@ -337,7 +337,7 @@ def read(partition: str) -> tuple[str, dict[str, Any]]:
     ('domains', {'within': 'dirichlet:0.3'})
     """
     name, colon, rest = re.fullmatch(r"([^:,]*)([:,]?)(.*)", partition, re.DOTALL).groups()  # type: ignore[union-attr]
-    known(name, PARTITIONS, "partition")
+    check_name(name, PARTITIONS, "partition")
     if name == "groups":
         return name, {"column": rest}
     if name == "domains":

@@ -95,14 +95,14 @@ def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:
     return shown, [n for n in sizes if n not in shown and not n.endswith(ADDED)]
 
 
-def drawings(run: Run, own: ParameterTables) -> Iterator[Drawing]:
+def drawings(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     """Yield all figures of a run; the first one belongs on the first page."""
     if not is_regression(run):
-        yield from _of_program(run, own)
+        yield from _of_program(run, parameter_tables)
         return
     method: Any = run.method
     if method.design.terms:
-        yield "effects", _caption(own), partial(_effects, own)
+        yield "effects", _caption(parameter_tables), partial(_effects, parameter_tables)
     terms = dict.fromkeys(label for one in method.design.groups for label in one.labels)
     for k, term in enumerate(list(terms)[:SHOWN]):
         text = f"{term} of each client or level, with 95% intervals"
@@ -117,24 +117,25 @@ def drawings(run: Run, own: ParameterTables) -> Iterator[Drawing]:
         yield "predictive", text, partial(_predictive, run)
 
 
-def _caption(own: ParameterTables) -> str:
-    if own.ratios is None:
+def _caption(parameter_tables: ParameterTables) -> str:
+    if parameter_tables.ratios is None:
         return "Change of the response with each term, with 95% intervals; 0 is no effect."
-    return f"{own.ratios.index.name} of each term, with 95% intervals; 1 is no effect.".capitalize()
+    ratio = str(parameter_tables.ratios.index.name).capitalize()
+    return f"{ratio} of each term, with 95% intervals; 1 is no effect."
 
 
-def _effects(own: ParameterTables) -> Figure:
+def _effects(parameter_tables: ParameterTables) -> Figure:
     """Plot ratios on a logarithmic axis, or coefficients, with a line at no effect."""
-    if own.ratios is None:
-        table = own.table[own.table.index.str.startswith("b[")]
+    if parameter_tables.ratios is None:
+        table = parameter_tables.table[parameter_tables.table.index.str.startswith("b[")]
         labels = [name[2:-1] for name in table.index]
     else:
-        table, labels = own.ratios, [*own.ratios.index]
+        table, labels = parameter_tables.ratios, [*parameter_tables.ratios.index]
     summary = table[["median", *ENDS]].to_numpy().T
     drawn = figures.forest({"95% interval": summary}, labels, str(table.index.name or "change"))
     axes = drawn.axes[0]
-    axes.axvline(0.0 if own.ratios is None else 1.0, color="black", linewidth=0.8)
-    if own.ratios is not None:
+    axes.axvline(0.0 if parameter_tables.ratios is None else 1.0, color="black", linewidth=0.8)
+    if parameter_tables.ratios is not None:
         axes.set_xscale("log")
         ends = 10.0 ** np.arange(-6, 7)
         low, high = axes.get_xlim()
@@ -145,15 +146,15 @@ def _effects(own: ParameterTables) -> Figure:
     return drawn
 
 
-def _of_program(run: Run, own: ParameterTables) -> Iterator[Drawing]:
-    posterior, whole = own.found["posterior"], list[str]()
-    shown = [n for n in own.names if posterior[n].dims == (*SAMPLES, "client")]
+def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
+    posterior, whole = parameter_tables.found["posterior"], list[str]()
+    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLES, "client")]
     for name in shown[:SHOWN] if run.data.clients > 1 else ():
         whole.append(name)
         draw = partial(_clients, posterior[name])
         yield f"forest-{len(whole)}", f"{name} of each client, with 95% intervals.", draw
-    if not whole and len(own.table):
-        yield "forest-0", "Parameters with 95% intervals.", partial(_table, own.table)
+    if not whole and len(parameter_tables.table):
+        yield "forest-0", "Parameters with 95% intervals.", partial(_table, parameter_tables.table)
     if not run.parameter_changes().empty:
         text = "How far the posterior still moved in each round"
         yield "convergence", text, partial(figures.convergence, run)
@@ -198,14 +199,16 @@ def question(run: Run) -> str:
     return f"How does {design.formula.response} {by} {at}?"
 
 
-def results(run: Run, own: ParameterTables) -> list[str]:
+def results(run: Run, parameter_tables: ParameterTables) -> list[str]:
     """Return the results of a run in sentences."""
     if not is_regression(run):
-        return _parameters(own)
+        return _parameters(parameter_tables)
     method: Any = run.method
-    sentences = [*_terms(run, own)]
+    sentences = [*_terms(run, parameter_tables)]
     at = f"on the scale of the link {method.link}" if method.link != "identity" else ""
-    for name, row in own.table[own.table.index.str.startswith("sd_")][:SHOWN].iterrows():
+    for name, row in parameter_tables.table[parameter_tables.table.index.str.startswith("sd_")][
+        :SHOWN
+    ].iterrows():
         level = str(name).removeprefix("sd_")
         text = f"The standard deviation between levels of {level} is {number(row['median'])}"
         sentences.append(" ".join(f"{text} ({between(*row[ENDS])}) {at}".split()) + ".")
@@ -220,15 +223,18 @@ def results(run: Run, own: ParameterTables) -> list[str]:
     return sentences
 
 
-def _terms(run: Run, own: ParameterTables) -> Iterator[str]:
+def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
     """Yield a sentence for each coefficient: its direction, size and interval."""
     method: Any = run.method
-    response, ratio = method.design.formula.response, own.ratios is not None
-    if own.ratios is not None:
-        table, nothing = own.ratios, 1.0
+    response, ratio = method.design.formula.response, parameter_tables.ratios is not None
+    if parameter_tables.ratios is not None:
+        table, nothing = parameter_tables.ratios, 1.0
         kind = str(table.index.name).removesuffix(" ratio").replace("ratio of means", "mean")
     else:
-        table, nothing = own.table[own.table.index.str.startswith("b[")], 0.0
+        table, nothing = (
+            parameter_tables.table[parameter_tables.table.index.str.startswith("b[")],
+            0.0,
+        )
         kind = "mean" if method.link == "identity" else f"{method.link} of the mean"
     for label, row in table[: 2 * SHOWN].iterrows():
         term = str(label) if ratio else str(label)[2:-1]
@@ -267,12 +273,12 @@ def _subject(method: Any, term: str) -> str:
     return f"{column} = {value}, compared with {rest[0] if len(rest) == 1 else 'the reference'},"
 
 
-def _parameters(own: ParameterTables) -> list[str]:
+def _parameters(parameter_tables: ParameterTables) -> list[str]:
     """Return sentences on shared parameters, and on the range over clients of the others."""
-    posterior, sentences = own.found["posterior"], list[str]()
-    for name in own.names:
-        value, labels = posterior[name], own.table.index
-        rows = own.table[(labels == name) | labels.str.startswith(f"{name}[")]
+    posterior, sentences = parameter_tables.found["posterior"], list[str]()
+    for name in parameter_tables.names:
+        value, labels = posterior[name], parameter_tables.table.index
+        rows = parameter_tables.table[(labels == name) | labels.str.startswith(f"{name}[")]
         if "client" not in value.dims:
             for label, row in rows[: SHOWN + 1 - len(sentences)].iterrows():
                 text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
@@ -290,7 +296,7 @@ def _parameters(own: ParameterTables) -> list[str]:
 
 def sections(
     run: Run,
-    own: ParameterTables | None,
+    parameter_tables: ParameterTables | None,
     drawn: Sequence[tuple[str, str, Path | Figure]],
     problems: Sequence[str],
     data: str = "",
@@ -299,7 +305,7 @@ def sections(
 
     Args:
         run: a fitted run.
-        own: its estimates; None if it diverged.
+        parameter_tables: its estimates; None if it diverged.
         drawn: name, caption and figure or PNG file; the first is shown on the first page.
         problems: warnings of the build and the fit.
         data: name of the data set.
@@ -325,16 +331,16 @@ def sections(
     if run.privacy:
         about.append(("Privacy", str(run.privacy)))
     certain, certain_sections = list[str](), list[Section]()
-    if own is not None:
-        stats = own.found.get("sample_stats", {})
+    if parameter_tables is not None:
+        stats = parameter_tables.found.get("sample_stats", {})
         worst = [
             float(of(stats[n])) if n in stats else np.nan
             for n, of in (("pareto_k", np.max), ("importance_ess", np.min))
         ]
-        certain.append(correction(own.table.attrs["corrected"], *worst))
-        certain_sections = [_estimates(own)]
+        certain.append(correction(parameter_tables.table.attrs["corrected"], *worst))
+        certain_sections = [_estimates(parameter_tables)]
     first = [(figure, text) for _, text, figure in drawn[:1]]
-    words = results(run, own) if own else []
+    words = results(run, parameter_tables) if parameter_tables else []
     statuses = [("", run.status.kind, run.status.why)]
     page = first_page(about, words, first[0] if first else None, statuses, certain, problems)
     clients = Section("Clients and rows")
@@ -356,16 +362,25 @@ def _families() -> Any:
     return FAMILIES
 
 
-def _estimates(own: ParameterTables) -> Section:
+def _estimates(parameter_tables: ParameterTables) -> Section:
     section = Section("Estimates")
-    shown = own.table.drop(columns=["r_hat", "importance_ess"], errors="ignore").dropna(axis=1)
+    shown = parameter_tables.table.drop(
+        columns=["r_hat", "importance_ess"], errors="ignore"
+    ).dropna(axis=1)
     section.table(("parameter", *shown.columns), _lines(shown))
     note = "Intervals are central 95% intervals of the posterior. ess_bulk and ess_tail: effective "
     note += "numbers of draws, of ArviZ."
     section.note(f"{note} pareto_k: at most 0.7 is reliable." if "pareto_k" in shown else note)
-    if own.ratios is not None:
-        section.table((str(own.ratios.index.name), *own.ratios.columns), _lines(own.ratios))
-    return section.note(f"No room here for {', '.join(own.left)}.") if own.left else section
+    if parameter_tables.ratios is not None:
+        section.table(
+            (str(parameter_tables.ratios.index.name), *parameter_tables.ratios.columns),
+            _lines(parameter_tables.ratios),
+        )
+    return (
+        section.note(f"No room here for {', '.join(parameter_tables.left)}.")
+        if parameter_tables.left
+        else section
+    )
 
 
 def _lines(table: DataFrame) -> list[tuple[Any, ...]]:

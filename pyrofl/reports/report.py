@@ -77,17 +77,17 @@ def report(
     if isinstance(run.method.model, Supervised):
         title, sections = _of_network(run, data, problems)
     else:
-        own = None
+        parameter_tables = None
         if run.status.kind != "diverged":
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
                 posterior = run.to_arviz(draws, progress=False)
-                own = parameters.estimates(run, posterior, var_names)
+                parameter_tables = parameters.estimates(run, posterior, var_names)
             problems += [str(one.message) for one in caught if one.category is UserWarning]
-        drawings = parameters.drawings(run, own) if own else ()
+        drawings = parameters.drawings(run, parameter_tables) if parameter_tables else ()
         drawn = [(name, text, make()) for name, text, make in drawings]
         title = parameters.question(run)
-        sections = parameters.sections(run, own, drawn, problems, data)
+        sections = parameters.sections(run, parameter_tables, drawn, problems, data)
     write(path, page(question or title, sections))
     return path
 

@@ -124,7 +124,7 @@ def test_means_of_the_clients_draws_are_marginal_likelihoods():
     """At many values of the shared sites, up to a constant of each client, in standard errors."""
     core = two_stage.hierarchical(rates, counts(), shared="mean shape").aggregate.__self__
     assert isinstance(core, TwoStage)
-    middle, width = (v.double() for v in core.mine.prior())
+    middle, width = (v.double() for v in core.client_sites.prior())
     u = torch.tensor([1.0, 0.5]) + 0.5 * torch.randn(50, 2, generator=generator(0)).double()
     expected = torch.tensor(log_marginals(u.numpy()))
     for j in range(5):

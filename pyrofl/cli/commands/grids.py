@@ -8,7 +8,7 @@ from itertools import islice, product
 from random import Random
 from typing import Any
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.experiments.experiment import TRIALS, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
@@ -30,7 +30,7 @@ def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]
         name, equals, text = word.partition("=")
         if not equals:
             raise ValueError(f"--over {word!r} has no values; expected name=value,value,...")
-        known(name, own, f"setting of {method}:")
+        check_name(name, own, f"setting of {method}:")
         values = text.split(",")
         for value in values:
             parse(value, own[name], f"--over {name}")

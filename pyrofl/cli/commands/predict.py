@@ -12,7 +12,7 @@ from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.data import Federation
 from pyrofl.data.outlines import hidden
@@ -166,11 +166,11 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
     """Return the name of the client that each row belongs to; None for rows of a new client."""
     count = len(next(iter(table.values())).words)
     if args.client:
-        known(args.client, run.data.names, "client")
+        check_name(args.client, run.data.names, "client")
     if not args.client_column:
         refuse_other_owners(table, run, args.client)
         return [args.client or None] * count
-    known(args.client_column, list(table), f"column in {args.data}:")
+    check_name(args.client_column, list(table), f"column in {args.data}:")
     column = table[args.client_column]
     if (bad := np.array([word not in run.data.names for word in column.words])).any():
         raise ValueError(
@@ -218,9 +218,13 @@ def ask(
         if args.alpha:
             conformal_sets = conformal(run, args.alpha, share=1.0, **how)
             return {
-                owner: conformal_sets.predict(x[mine], owner, own) for owner, mine in each.items()
+                owner: conformal_sets.predict(x[client_rows], owner, own)
+                for owner, client_rows in each.items()
             }
-        return {owner: run.predict(x[mine], owner, own, **how) for owner, mine in each.items()}
+        return {
+            owner: run.predict(x[client_rows], owner, own, **how)
+            for owner, client_rows in each.items()
+        }
 
 
 def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
@@ -246,7 +250,7 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
 def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
     """Return the target column of a table of labeled rows: class names, or numbers."""
     target = run.data.source.target if run.data.source else "y"
-    known(target, list(table), f"column in {path}: this run predicts")
+    check_name(target, list(table), f"column in {path}: this run predicts")
     column = table[target]
     complete([column], "error")
     if run.data.classes:

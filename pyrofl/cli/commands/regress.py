@@ -92,23 +92,27 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
         raise Stopped(f"{folder} holds what there is of a run: {run.status}", UNLEARNED)
     with ending(lambda what: f"the results cannot be written to {folder}: {what}"):
         posterior = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
-        own = parameters.estimates(run, posterior)
-        _csv(folder / ESTIMATES, "parameter", own.table)
-        if own.ratios is not None:
-            _csv(folder / RATIOS, str(own.ratios.index.name), own.ratios)
+        parameter_tables = parameters.estimates(run, posterior)
+        _csv(folder / ESTIMATES, "parameter", parameter_tables.table)
+        if parameter_tables.ratios is not None:
+            _csv(folder / RATIOS, str(parameter_tables.ratios.index.name), parameter_tables.ratios)
         export.save(posterior, folder / POSTERIOR)
         saving.save(run, folder / run_folder.CHECKPOINT)
         run_json.write(folder, facts, (ESTIMATES, RATIOS, POSTERIOR))
-        drawings = list(parameters.drawings(run, own))
+        drawings = list(parameters.drawings(run, parameter_tables))
         lacking = results.drawn(folder, [(name, make) for name, _, make in drawings])
     problems += [text for text in run.warnings if text not in problems]
     drawn = [(name, text, folder / f"figures/{name}.png") for name, text, _ in drawings]
     drawn = [one for one in drawn if one[2].is_file()]
-    sections_of_page = parameters.sections(run, own, drawn, problems, experiment.data)
+    sections_of_page = parameters.sections(run, parameter_tables, drawn, problems, experiment.data)
     title = experiment.question or parameters.question(run)
     end = write(folder / results.PAGE, page(title, sections_of_page))
-    parts = [_text("parameter", own.table.iloc[:, [0, 1, 3, 4]])]
-    parts += [] if own.ratios is None else [_text(str(own.ratios.index.name), own.ratios)]
+    parts = [_text("parameter", parameter_tables.table.iloc[:, [0, 1, 3, 4]])]
+    parts += (
+        []
+        if parameter_tables.ratios is None
+        else [_text(str(parameter_tables.ratios.index.name), parameter_tables.ratios)]
+    )
     show("\n\n".join([*parts, str(run.status)]), f"{folder} holds all results")
     results.figures_lack(folder, lacking)
     say(experiment, end)

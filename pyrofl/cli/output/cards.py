@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import torch
 
 from pyrofl import docstrings, nets
-from pyrofl.arguments import known
+from pyrofl.arguments import check_name
 from pyrofl.data import Federation
 from pyrofl.experiments.console import show
 from pyrofl.experiments.experiment import as_text
@@ -98,7 +98,7 @@ class Card:
 
 def text(name: str) -> str:
     """Return the documentation of a method, as text for a terminal."""
-    known(name, (*builds(), *OF_PROGRAMS), "method")
+    check_name(name, (*builds(), *OF_PROGRAMS), "method")
     if name not in OF_PROGRAMS:
         return card(name).told()
     paper_text = paper(name)
@@ -121,7 +121,7 @@ def paper(name: str) -> docstrings.Paper:
 
 def card(name: str) -> Card:
     """Return the documentation card of a method with default settings."""
-    known(name, builds(), "method")
+    check_name(name, builds(), "method")
     module = import_module(f"pyrofl.models.{name}")
     views = tuple(made(name, network()).views)
     return Card(name, paper(name), tuple(settings(module.build)), views, wire(name), wire("fedavg"))

@@ -82,8 +82,8 @@ def exercises(notebook: Any) -> list[Exercise]:
             after = [tags(c) & {"solution", "test"} for c in cells[i + 1 : i + 3]]
             if after != [{"solution"}, {"test"}]:
                 raise ValueError(f"{name} is not followed by a solution and a test")
-            own = (cells[i + 1]["source"], cells[i + 2]["source"])
-            exercise_list.append(Exercise(int(number), level, int(points), *own))
+            cell_tags = (cells[i + 1]["source"], cells[i + 2]["source"])
+            exercise_list.append(Exercise(int(number), level, int(points), *cell_tags))
     return exercise_list
 
 
@@ -116,8 +116,8 @@ def of_course(path: Path, teacher: bool) -> Any:
     points = {e.number: e.points for e in exercises(notebook)}
     cells, number, question = [], 0, 0
     for i, cell in enumerate(notebook.cells):
-        own = tags(cell)
-        if "remove-cell" in own:
+        cell_tags = tags(cell)
+        if "remove-cell" in cell_tags:
             continue
         if heading := HEADING.search(cell["source"]):
             number = int(heading[2])
@@ -125,7 +125,7 @@ def of_course(path: Path, teacher: bool) -> Any:
             number = 0
         source = cell["source"]
         metadata: dict[str, Any] = {}
-        if "solution" in own:
+        if "solution" in cell_tags:
             question += not number
             metadata = graded(f"exercise-{number}" if number else f"question-{question}", 0)
             if not number:
@@ -134,7 +134,7 @@ def of_course(path: Path, teacher: bool) -> Any:
                 cells.append(words)
             empty = EMPTY if number else OPTIONAL
             source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION" if teacher else empty
-        elif "test" in own:
+        elif "test" in cell_tags:
             metadata = graded(f"exercise-{number}-test", points[number])
         cell.update({"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
         cells.append(cell)

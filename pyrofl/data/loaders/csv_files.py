@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import ShareBelowOne, checked, composed, known
+from pyrofl.arguments import ShareBelowOne, check_name, checked, composed
 from pyrofl.choices import LIKELIHOODS, Missing, Scaling
 from pyrofl.data.federation import Dataset
 from pyrofl.data.tables.column_summary import ColumnSummary, coded, told_of
@@ -86,7 +86,7 @@ def load_csv(
         message = f"test_column is {test_column!r} and test_last {test_last!r}"
         raise ValueError(f"{message}; expected only one of them, as they are mutually exclusive")
     if likelihood is not None:
-        known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
+        check_name(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
         likelihood = LEARNED if likelihood == "normal" else likelihood
     chosen = choose(columns, owners, features, categories, scaling == "standardize")
     if likelihood in OF_FIRST:
@@ -146,10 +146,12 @@ def load_csv(
         numbers = [name for name in chosen.names if name not in chosen.categories]
         numbers += [] if classes else [target]
         texts += _between_clients(columns_used, rows, numbers, levels)
-        copied = copied or of_doubled({n: is_doubled(same[own].T) for n, own in rows.items()})
+        copied = copied or of_doubled(
+            {n: is_doubled(same[row_index].T) for n, row_index in rows.items()}
+        )
         others = [c.words[whole].astype(str) for n, c in columns.items() if n not in columns_used]
         cells = [*same[:, :-1].T, *others]  # of which one may identify rows
-        texts.append(of_shared({n: [c[own] for c in cells] for n, own in rows.items()}))
+        texts.append(of_shared({n: [c[row_index] for c in cells] for n, row_index in rows.items()}))
     texts.append(copied)
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
@@ -237,9 +239,11 @@ def _between_clients(
 ) -> list[str]:
     """Return warnings about columns that clients seem to write in different ways."""
     clients = []
-    for own in rows.values():
-        sums = {name: told_of(columns[name].numbers[own]) for name in numbers}
-        sums |= {n: told_of(coded(columns[n].at(own), words), words) for n, words in levels.items()}
+    for row_index in rows.values():
+        sums = {name: told_of(columns[name].numbers[row_index]) for name in numbers}
+        sums |= {
+            n: told_of(coded(columns[n].at(row_index), words), words) for n, words in levels.items()
+        }
         clients.append(sums)
     return in_spelling_and_units(clients, [*rows])
 
@@ -296,7 +300,7 @@ def _refuse_names(
     """Raise ValueError if a column is unknown or has two roles, such as target and feature."""
     owners = [name for name in roles.values() if name]
     for column in [*owners, *(wanted or ()), *others]:
-        known(column, list(table), f"column in {path}:")
+        check_name(column, list(table), f"column in {path}:")
     if len(set(owners)) < len(owners):
         twice = next(name for name in owners if owners.count(name) > 1)
         roles_text = " and ".join(role for role, name in roles.items() if name == twice)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.arguments import Count, Whole, check_name, checked
 from pyrofl.choices import DATASETS, IMAGES, Missing, Scaling
 from pyrofl.data.federation import Dataset
 from pyrofl.data.loaders.conjugate import (
@@ -114,7 +114,7 @@ def load(
         return load_csv(path, seed=seed, **given_options)
     names = parts_of(name)
     if len(names) == 1 and kind != "npz":
-        known(name, DATASETS, "data set")
+        check_name(name, DATASETS, "data set")
     for argument, value in given_options.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "client_column"):
             raise ValueError(

@@ -115,12 +115,14 @@ class Arrays:
         if name not in self.headers:
             names = ", ".join(self.headers)
             raise ValueError(f"{self.path} has no array {name}; expected it among {names}")
-        found = self.headers[name]
-        size = prod(found.shape) * found.dtype.itemsize
-        if not found.dtype.hasobject and (size != found.stored or min(found.shape, default=0) < 0):
-            claimed = f"has shape {list(found.shape)} and {found.stored} bytes"
+        array_header = self.headers[name]
+        size = prod(array_header.shape) * array_header.dtype.itemsize
+        if not array_header.dtype.hasobject and (
+            size != array_header.stored or min(array_header.shape, default=0) < 0
+        ):
+            claimed = f"has shape {list(array_header.shape)} and {array_header.stored} bytes"
             self.refuse(name, claimed, f"{size} bytes for that shape")
-        return found
+        return array_header
 
     def read(self, name: str, kinds: str, shape: Shape | None = None) -> NDArray[Any]:
         """Read an array of an allowed type; raise ValueError if it is unsuitable or too large."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.arguments import checked, known
+from pyrofl.arguments import check_name, checked
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import columns_of
 
@@ -110,7 +110,7 @@ def summarize_columns(
     """
     columns, summaries = columns_of(table), dict[str, ColumnSummary]()
     for name in (*features, *categories):
-        known(name, list(columns), "column")
+        check_name(name, list(columns), "column")
     for name in features:
         column = columns[name]
         if name in categories:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import checked, did_you_mean, known
+from pyrofl.arguments import check_name, checked, did_you_mean
 from pyrofl.choices import Scaling
 from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, told_of
 from pyrofl.data.tables.columns import Column, Ints, number
@@ -156,13 +156,13 @@ class Preprocessor:
     @property
     def centre(self) -> Tensor:
         """Center subtracted from each feature, in the unit of its column: float64 [F]."""
-        centers = [c.centre if own else 0.0 for c, own in self._owners]
+        centers = [c.centre if is_owner else 0.0 for c, is_owner in self._owners]
         return torch.tensor(centers, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
         """Scale by which each feature is divided, in the unit of its column: float64 [F]."""
-        scales = [c.scale if own else 1.0 for c, own in self._owners]
+        scales = [c.scale if is_owner else 1.0 for c, is_owner in self._owners]
         return torch.tensor(scales, dtype=torch.float64)
 
     @property
@@ -212,7 +212,7 @@ class Preprocessor:
         Returns:
             Its row, its column and its distance in standard deviations; None if there is none.
         """
-        at = [i for i, (c, own) in enumerate(self._owners) if own and c.is_standardised]
+        at = [i for i, (c, is_owner) in enumerate(self._owners) if is_owner and c.is_standardised]
         if not at or not len(features):
             return None
         cell = outlier(features[:, at].nan_to_num(0.0).numpy())
@@ -280,7 +280,7 @@ class Preprocessor:
     def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
         """Return a table column's numbers or category codes [N], before preprocessing."""
         if how.name not in columns:
-            known(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
+            check_name(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
         column = columns[how.name]
         column.refuse_clash("correct the file")
         if column.gaps.any() and how.filler is None:

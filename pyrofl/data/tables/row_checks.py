@@ -195,19 +195,25 @@ def of_shared(clients: Mapping[str, Sequence[Cells]]) -> str:
     columns = zip(*(clients[name] for name in names), strict=True)
     coded = [np.unique(np.concatenate(parts), return_inverse=True)[1] for parts in columns]
     rows, which = np.unique(np.stack(coded, 1), axis=0, return_inverse=True)
-    own = np.stack([which.ravel(), np.repeat(np.arange(len(names)), sizes)], 1)
-    own, counts = np.unique(own, axis=0, return_counts=True)  # different rows of each client
-    if len(own) - len(rows) < FEWEST:
+    row_and_client = np.stack([which.ravel(), np.repeat(np.arange(len(names)), sizes)], 1)
+    row_and_client, counts = np.unique(
+        row_and_client, axis=0, return_counts=True
+    )  # different rows of each client
+    if len(row_and_client) - len(rows) < FEWEST:
         return ""
-    next_is_equal = own[1:, 0] == own[:-1, 0]
-    neighbors = Counter(zip(own[:-1][next_is_equal, 1], own[1:][next_is_equal, 1], strict=True))
+    next_is_equal = row_and_client[1:, 0] == row_and_client[:-1, 0]
+    neighbors = Counter(
+        zip(
+            row_and_client[:-1][next_is_equal, 1], row_and_client[1:][next_is_equal, 1], strict=True
+        )
+    )
     pair = max(neighbors, key=neighbors.__getitem__)
     one, other = (names[client] for client in pair)
     for part, where in (
-        (np.isin(own[:, 1], pair), f"{one} and {other}"),
+        (np.isin(row_and_client[:, 1], pair), f"{one} and {other}"),
         (slice(None), f"several clients, such as {one} and {other},"),
     ):
-        if shared := _copies_across(rows, own[part], counts[part]):
+        if shared := _copies_across(rows, row_and_client[part], counts[part]):
             return (
                 f"{shared} rows of {where} are equal in all columns; expected each row at one "
                 "client: remove the copies"
@@ -215,30 +221,32 @@ def of_shared(clients: Mapping[str, Sequence[Cells]]) -> str:
     return ""
 
 
-def _copies_across(rows: Cells, own: Cells, counts: Cells) -> int:
+def _copies_across(rows: Cells, row_and_client: Cells, counts: Cells) -> int:
     """Return the number of rows that several clients have; 0 if chance or a design explains it.
 
     Args:
         rows: codes of different rows [D, C].
-        own: row and client of each client's different rows [N, 2].
+        row_and_client: row and client of each client's different rows [N, 2].
         counts: number of copies of each of them at its client [N].
     """
-    shared = int((np.unique(own[:, 0], return_counts=True)[1] > 1).sum())
-    sizes = np.bincount(own[:, 1])
-    across, equal = _pairs(len(own)) - _pairs(sizes), _equal_across(own)
+    shared = int((np.unique(row_and_client[:, 0], return_counts=True)[1] > 1).sum())
+    sizes = np.bincount(row_and_client[:, 1])
+    across, equal = _pairs(len(row_and_client)) - _pairs(sizes), _equal_across(row_and_client)
     if shared < FEWEST or across * _equal_by_chance(rows) >= RARE * equal:
         return 0
-    within = _pairs(np.bincount(own[:, 1], counts)) * equal / across
+    within = _pairs(np.bincount(row_and_client[:, 1], counts)) * equal / across
     if within < LEAST_WITHIN or _pairs(counts) > within / FEWEST:
         return 0
     for place in range(rows.shape[1]):  # such as the responses of a design that clients share
         rest = np.delete(rows, place, 1)
         first, which = np.unique(rest, axis=0, return_index=True, return_inverse=True)[1:]
-        num_equal = _equal_across(np.stack([which.ravel()[own[:, 0]], own[:, 1]], 1))
+        num_equal = _equal_across(
+            np.stack([which.ravel()[row_and_client[:, 0]], row_and_client[:, 1]], 1)
+        )
         by_chance = across * _equal_by_chance(rest[first])
         if by_chance > num_equal / 2:
             continue
-        share = np.bincount(rows[own[:, 0], place]) / len(own)
+        share = np.bincount(rows[row_and_client[:, 0], place]) / len(row_and_client)
         is_design = num_equal >= MOST_OF * sizes[sizes > 0].min()
         if equal < MOST_OF * (num_equal - by_chance) or (
             is_design and (share @ share) ** num_equal > MOST_BY_CHANCE
@@ -247,9 +255,11 @@ def _copies_across(rows: Cells, own: Cells, counts: Cells) -> int:
     return shared
 
 
-def _equal_across(own: Cells) -> float:
+def _equal_across(row_and_client: Cells) -> float:
     """Return the number of pairs of equal rows of two clients; own [N, 2] is row and client."""
-    return _pairs(np.bincount(own[:, 0])) - _pairs(np.unique(own, axis=0, return_counts=True)[1])
+    return _pairs(np.bincount(row_and_client[:, 0])) - _pairs(
+        np.unique(row_and_client, axis=0, return_counts=True)[1]
+    )
 
 
 def outlier(off: NDArray[Any]) -> tuple[int, int] | None:

@@ -181,7 +181,7 @@ def test_the_server_has_the_density_of_the_pooled_rows(case, route):
     program, shared, data, density = CASES[case]
     method = likelihood_factors.hierarchical(program, data(), shared=shared)
     core, server = exchanged(method, data(), route)
-    size = core.structure.ours.size
+    size = core.structure.shared_sites.size
     points = torch.tensor(np.random.default_rng(0).normal(size=(300, size)))
     factors = {n: server[f"server/{n}"] for n in core.parts}
     found = core.log_density(points, factors).numpy()

@@ -53,7 +53,9 @@ def test_centered_and_non_centered_programs_have_equal_roots():
     shared = "beta sd root"
     one, other = (structure(correlated(noise), shared) for noise in (False, True))
     assert one.reads.tolist() == other.reads.tolist() == [0, 1]
-    u = torch.randn(7, 3, one.ours.size, generator=torch.Generator().manual_seed(1)).double()
+    u = torch.randn(
+        7, 3, one.shared_sites.size, generator=torch.Generator().manual_seed(1)
+    ).double()
     eta = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(2)).double()
     batch = lines().to("cpu", torch.float64).batch(torch.arange(3))
     for a, b in zip(one.evaluate(u, eta, batch), other.evaluate(u, eta, batch), strict=True):

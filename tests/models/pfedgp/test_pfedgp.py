@@ -51,7 +51,9 @@ def plain(**options: object) -> Method:
     return pfedgp.build(build("linear", (2,), 1), **(usual | options))
 
 
-def known(method: Method, data: ConjugateTask, x: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+def check_name(
+    method: Method, data: ConjugateTask, x: torch.Tensor
+) -> list[tuple[torch.Tensor, ...]]:
     """Return mean and covariance of f at rows x, for each client, by the guide."""
     federation = data.federation
     state, cohort = first(method, federation, 0), federation.cohort(torch.arange(2))
@@ -68,7 +70,7 @@ def known(method: Method, data: ConjugateTask, x: torch.Tensor) -> list[tuple[to
 
 def test_regression_is_the_exact_process():
     data, at = task(), torch.tensor([[0.0, 0.0], [1.0, -2.0], [5.0, 5.0]]).double()
-    for j, (mean, variance) in enumerate(known(plain(), data, at)):
+    for j, (mean, variance) in enumerate(check_name(plain(), data, at)):
         rows = data.federation.train[j]
         x, y = data.federation.x[rows], data.federation.y[rows]
 
@@ -84,7 +86,7 @@ def test_regression_is_the_exact_process():
 
 def test_with_a_linear_kernel_it_is_bayesian_linear_regression():
     data, at = task(), torch.tensor([[0.3, -0.7], [1.0, 2.0]]).double()
-    found = known(plain(kernel="linear", likelihood=likelihoods.normal(1.0)), data, at)
+    found = check_name(plain(kernel="linear", likelihood=likelihoods.normal(1.0)), data, at)
     # A slope of standard deviation s / l.
     loc, tau = torch.zeros(2), torch.full((2,), (0.8 / 1.3) ** 2)
     mean, covariance = data.posterior(loc, tau)
@@ -105,9 +107,9 @@ def test_rows_whose_features_are_all_zero_leave_the_parameters_finite(kernel):
 
 def test_a_client_with_too_many_rows_keeps_some_evenly_spaced():
     data, at = task(10), torch.zeros(1, 2).double()
-    ((few, _), _) = known(plain(rows=5), data, at)
+    ((few, _), _) = check_name(plain(rows=5), data, at)
     thin = replace(data.federation, train=(data.federation.train[0][::2], data.federation.train[1]))
-    ((same, _), _) = known(plain(rows=5), replace(data, federation=thin), at)
+    ((same, _), _) = check_name(plain(rows=5), replace(data, federation=thin), at)
     close(few, same, 1e-10)
 
 
