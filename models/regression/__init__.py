@@ -12,7 +12,7 @@ from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.data_checks import warn_of_design
 from pyrofl.models.regression.design import Design, make_design
 from pyrofl.models.regression.families import family_of
-from pyrofl.models.regression.formula import read
+from pyrofl.models.regression.formula import read_all
 from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.ordinal import check_order
 from pyrofl.models.regression.priors import make_priors
@@ -25,7 +25,7 @@ __all__ = ["Regression", "regression"]
 
 @checked
 def regression(
-    formula: str,
+    formula: str | Mapping[str, str],
     data: Federation | Tables,
     *,
     family: str = "gaussian",
@@ -47,6 +47,10 @@ def regression(
             the library formulae. A response may be p(successes, trials) or censored(time, event),
             with event 1 for an event and 0 for a censored time. `(x || g)` has no correlations,
             and `(1 | a/b)` is `(1 | a) + (1 | a:b)`. offset(x) adds a known column.
+            `y | se(error)` has known standard errors (with `sigma=True`, further variance),
+            `y | weights(w)` row weights, and `y | trials(n)` is p(y, n). A dict of formulas, such
+            as {"y": "y ~ x + (1 | client)", "sigma": "~ x"}, also has one for parameters of the
+            family: log sigma, nu, shape and phi, and logit zi and hu, then depend on predictors.
         data: `federations.from_frames({client: frame})`, or a federation with named numeric
             features.
         family: name of the family, one of `families.FAMILIES`.
@@ -93,7 +97,12 @@ def regression(
     kind = family_of(family)
     named = kind.link(link)
     design = make_design(
-        read(formula), data, kind, client=client, weights=weights, namespace=namespace or {}
+        read_all(formula, kind.auxiliary),
+        data,
+        kind,
+        client=client,
+        weights=weights,
+        namespace=namespace or {},
     )
     _refuse_unsupported(design, family)
     if kind.kind == "ordinal":
@@ -119,15 +128,21 @@ def regression(
 def _refuse_unsupported(design: Design, family: str) -> None:
     """Raise ValueError for combinations that have no program yet."""
     kind, formula = design.family.kind, design.formula
-    if design.family.column == "trials" and not formula.second:
+    if design.family.column == "trials" and "trials" not in formula.columns:
         raise ValueError(
             f"family {family} needs the number of trials; expected p({formula.response}, trials) "
             "as the response"
         )
-    if formula.kind and formula.kind != design.family.column:
+    for role in formula.columns:
+        if role not in (design.family.column, "weights", *design.family.additions):
+            raise ValueError(
+                f"the response has a column of {role}, which family {family} does not read; "
+                f"expected {formula.response} alone, or another family"
+            )
+    if "sigma" in formula.parameters and "se" in formula.columns and not formula.adds_sigma:
         raise ValueError(
-            f"the response has a column of {formula.kind}, which family {family} does not read; "
-            f"expected {formula.response} alone, or another family"
+            f"sigma has a formula, but the standard errors are known; expected "
+            f"se({formula.columns['se']}, sigma=True), or no formula of sigma"
         )
     if kind == "cox" and not design.terms:
         raise ValueError(

@@ -28,7 +28,9 @@ def warn_of_design(design: Design) -> None:
             the two responses, the mean of a column with effects of groups is far from 0, all
             responses are equal, or ordinal responses have gaps.
     """
-    texts = [*_lonely_levels(design), *_columns(design), *_separated(design)]
+    texts = _lonely_levels(design)
+    texts += [text for parameter in design.predictors for text in _columns(design, parameter)]
+    texts += _separated(design)
     texts += [*_off_center(design), *_constant(design), *gaps(design)]
     for text in texts:
         warn(text, UserWarning, stacklevel=4)
@@ -50,11 +52,12 @@ def _lonely_levels(design: Design) -> list[str]:
     return warnings_found
 
 
-def _columns(design: Design) -> list[str]:
+def _columns(design: Design, parameter: str = "") -> list[str]:
     """Return texts on constant columns, and on columns that others determine."""
-    if not design.terms:
+    clients, columns = design.clients, design.predictors[parameter]
+    if not columns.labels:
         return []
-    clients, columns = design.clients, design.population
+    terms = [f"{name} of {parameter}" if parameter else name for name in columns.labels]
     means, squares = (np.atleast_1d(v) for v in mean_of(clients, columns.evaluate))
     has_intercept = columns.has_intercept or design.family.kind in ("ordinal", "cox")
     size = np.sqrt(squares + means**2)
@@ -62,7 +65,7 @@ def _columns(design: Design) -> list[str]:
     fixed = spread <= 1e-12 * np.maximum(size, 1e-300)
     texts = []
     if fixed.any():
-        names = [n for n, is_fixed in zip(design.terms, fixed, strict=True) if is_fixed]
+        names = [n for n, is_fixed in zip(terms, fixed, strict=True) if is_fixed]
         texts.append(
             f"column {listed(names)} is constant; only the prior determines its coefficient"
         )
@@ -76,7 +79,7 @@ def _columns(design: Design) -> list[str]:
     gram = total(clients.report(products)) / sum(map(len, clients.frames.values()))
     aliased: list[str] = []
     independent: list[int] = []
-    for place, name in enumerate(design.terms):
+    for place, name in enumerate(terms):
         if fixed[place]:
             continue
         left = gram[place, place]

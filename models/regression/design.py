@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -47,9 +47,15 @@ class Grouped:
     answers: tuple[Level, ...] = ()
 
     @property
+    def parameter(self) -> str:
+        """Parameter of the family that the effects change; "" is the location."""
+        return self.group.parameter
+
+    @property
     def name(self) -> str:
-        """Name for sites: that of the factors."""
-        return "_".join(self.group.factors).replace(".", "_")
+        """Name for sites: that of the factors, after the parameter."""
+        parts = [self.parameter] * bool(self.parameter) + list(self.group.factors)
+        return "_".join(parts).replace(".", "_")
 
     @property
     def labels(self) -> list[str]:
@@ -97,10 +103,12 @@ class Design:
         family: the family of the responses.
         clients: complete rows of all clients.
         population: columns with coefficients that are one for all clients.
-        groups: group terms.
+        parameters: parameter of the family with a formula -> its columns.
+        further: role of a further column of the response, such as "trials" -> columns it reads.
+        groups: group terms, also those of parameters.
         answers: levels of a categorical response, the first being the reference; else empty.
         client: name of the column that identifies the client.
-        weights: name of the column of row weights.
+        weights: column or expression of row weights.
         namespace: functions and values of the user, by their names in the formula.
         needed: columns of a table that the right-hand side reads, without that of the client.
     """
@@ -115,22 +123,44 @@ class Design:
     weights: str | None
     namespace: Namespace
     needed: tuple[str, ...] = ()
+    parameters: Mapping[str, Columns] = field(default_factory=dict)
+    further: Mapping[str, set[str]] = field(default_factory=dict)
 
     @property
     def terms(self) -> list[str]:
         """Names of the population coefficients, without the intercept."""
         return self.population.labels
 
+    @property
+    def predictors(self) -> dict[str, Columns]:
+        """Parameter of the family -> population columns; "" is the location."""
+        return {"": self.population, **self.parameters}
+
+    @property
+    def auxiliary(self) -> dict[str, str]:
+        """Name of a parameter that is one for all rows -> Pyro code of its prior."""
+        gone = {*self.parameters}
+        if "se" in self.formula.columns and not self.formula.adds_sigma:
+            gone.add("sigma")
+        return {name: code for name, code in self.family.auxiliary.items() if name not in gone}
+
+    @property
+    def roles(self) -> list[str]:
+        """Names of the response's further columns that the program reads, such as "trials"."""
+        roles = [self.family.column] * bool(self.family.column)
+        return roles + [role for role in self.formula.columns if role not in (*roles, "weights")]
+
     @cached_property
     def places(self) -> dict[str, int]:
         """Name of a column of x -> its index."""
         names = list(self.terms)
-        names += [OFFSET] * bool(self.population.offsets)
-        if self.family.column and not self._constant:
-            names.append(self.family.column + OF_RESPONSE)
+        for parameter, columns in self.predictors.items():
+            names += [name for name in columns.labels if name not in names]
+            names += [offset_of(parameter)] * bool(columns.offsets)
+        names += [role + OF_RESPONSE for role in self.roles if self.constant(role) is None]
         for one in self.groups:
-            names += [n for n in one.columns.labels if n not in names]
-            names += [] if one.kind == "client" else [f"level of {one.group.name}"]
+            levels = [] if one.kind == "client" else [f"level of {one.group.name}"]
+            names += [name for name in one.columns.labels + levels if name not in names]
         return {name: place for place, name in enumerate(names or ["none"])}
 
     def level_of(self, site: str) -> str:
@@ -139,45 +169,58 @@ class Design:
             return site
         return str(self.clients.frames[site][self.client].iloc[0])
 
-    @property
-    def _constant(self) -> float | None:
-        """Number of trials, if it is one for all rows; 1 for an event that is always seen."""
-        if not self.formula.second:
-            return 1.0 if self.family.column == "event" else None
-        try:
-            return float(self.formula.second)
-        except ValueError:
-            return None
+    def constant(self, role: str) -> float | None:
+        """Return the number of trials, or so, if it is one for all rows; 1 for events."""
+        text = self.formula.columns.get(role)
+        if text is None:
+            return 1.0 if role == "event" else None
+        return _number(text)
 
-    @property
-    def second(self) -> str:
-        """Pyro code of the second column of the response, such as the trials."""
-        if self._constant is not None:
-            return f"{self._constant:g}"
-        return f"x[..., {self.places[self.family.column + OF_RESPONSE]}]"
+    def code(self, role: str) -> str:
+        """Return Pyro code of a further column of the response, such as the trials."""
+        value = self.constant(role)
+        return f"x[..., {self.places[role + OF_RESPONSE]}]" if value is None else f"{value:g}"
 
     def x(self, frame: pd.DataFrame, site: str) -> np.ndarray:
         """Return the columns of x of a client's rows, [N, P]."""
-        columns = {name: None for name in self.places}
-        values: dict[str, Any] = dict(
-            zip(self.terms, self.population.evaluate(frame).T, strict=True)
-        )
-        if OFFSET in columns:
-            values[OFFSET] = self.population.offset(frame)
-        if self.family.column + OF_RESPONSE in columns:
-            values[self.family.column + OF_RESPONSE] = self._second(frame)
+        places = self.places
+        values: dict[str, Any] = {}
+        for parameter, columns in self.predictors.items():
+            values |= zip(columns.labels, columns.evaluate(frame).T, strict=True)
+            if columns.offsets:
+                values[offset_of(parameter)] = columns.offset(frame)
+        for role in self.roles:
+            if role + OF_RESPONSE in places:
+                values[role + OF_RESPONSE] = self.of_response(role, frame)
         for one in self.groups:
             for name, column in zip(one.columns.labels, one.columns.evaluate(frame).T, strict=True):
                 values.setdefault(name, column)
             if one.kind != "client":
                 values[f"level of {one.group.name}"] = one.codes(frame, site, self.client)
         values.setdefault("none", np.zeros(len(frame)))
-        return np.column_stack([values[name] for name in columns]).astype(np.float64)
+        return np.column_stack([values[name] for name in places]).astype(np.float64)
 
-    def _second(self, frame: pd.DataFrame) -> np.ndarray:
-        if self.formula.second not in frame and self.family.column == "event":
-            return np.ones(len(frame))  # of new rows
-        return np.asarray(frame[self.formula.second], dtype=np.float64)
+    def of_response(self, role: str, frame: pd.DataFrame) -> np.ndarray:
+        """Return a further column of the response, such as "trials", or "weights", [N]."""
+        text = self.weights if role == "weights" else self.formula.columns.get(role)
+        if text is None or (role == "event" and not self.further[role] <= {*frame}):
+            return np.ones(len(frame))  # events, also of new rows
+        return self._values(text, frame)
+
+    def _values(self, text: str, frame: pd.DataFrame) -> np.ndarray:
+        """Return a column, a number or an expression at rows, [N]."""
+        if text in frame:
+            return np.asarray(frame[text], dtype=np.float64)
+        if (number := _number(text)) is not None:
+            return np.full(len(frame), number)
+        if text not in self._expressions:
+            self._expressions[text] = Columns(f"0 + {text}", self.clients, self.namespace)
+        return self._expressions[text].evaluate(frame)[:, 0]
+
+    @cached_property
+    def _expressions(self) -> dict[str, Columns]:
+        """Columns of expressions of the response, filled by `_values`."""
+        return {}
 
     def y(self, frame: pd.DataFrame) -> np.ndarray:
         """Return the responses of a client's rows as numbers or codes of levels, [N]."""
@@ -185,18 +228,11 @@ class Design:
         if self.answers:
             place = {level: code for code, level in enumerate(self.answers)}
             return np.array([place[level] for level in frame[name].tolist()], dtype=np.float64)
-        if name in frame:
-            return np.asarray(frame[name], dtype=np.float64)
-        return self._response.evaluate(frame)[:, 0]
-
-    @cached_property
-    def _response(self) -> Columns:
-        """Columns of a response that is an expression."""
-        return Columns(f"0 + {self.formula.response}", self.clients, self.namespace)
+        return self._values(name, frame)
 
     def check_columns(self) -> None:
         """Raise ValueError if a column of the design, or of numbers, is not finite numbers."""
-        numbers = [self.weights, self.family.column and self.formula.second]
+        numbers = [self.weights, *self.formula.columns.values()]
         for site, frame in self.clients.frames.items():
             for name in numbers:
                 if name and name in frame and kind_of(frame[name]) != "numbers":
@@ -214,22 +250,9 @@ class Design:
         """Raise ValueError if a response is not in the support of the family."""
         for site, frame in self.clients.frames.items():
             y = self.y(frame)
-            second = None
-            if self.family.column and self._constant is None:
-                second = self._second(frame)
-                if self.family.column == "event" and not np.isin(second, (0, 1)).all():
-                    raise ValueError(
-                        f"{site}: {self.formula.second} holds other values than 0 and 1; expected "
-                        "1 for an event and 0 for a censored time"
-                    )
-                whole = (second == np.round(second)) & (second >= 0)
-                if self.family.column == "trials" and not whole.all():
-                    raise ValueError(
-                        f"{site}: {self.formula.second} is {second[~whole][0]:g} in row "
-                        f"{int((~whole).argmax())}; expected whole numbers of trials"
-                    )
-            elif self._constant is not None:
-                second = np.full(len(y), self._constant)
+            for role in self.formula.columns:
+                self._check_role(role, site, frame)
+            second = self.of_response("trials", frame) if self.family.column == "trials" else None
             bad = ~self.family.admits(y, second)
             if bad.any():
                 raise ValueError(
@@ -240,6 +263,20 @@ class Design:
         responses = [self.y(frame) for frame in self.clients.frames.values()]
         _refuse_tiny(f"response {self.formula.response}", responses)
 
+    def _check_role(self, role: str, site: str, frame: pd.DataFrame) -> None:
+        """Raise ValueError if a further column of the response has impossible values."""
+        values = self.of_response(role, frame)
+        fits, words = {
+            "event": (np.isin(values, (0, 1)), "1 for an event and 0 for a censored time"),
+            "trials": ((values == np.round(values)) & (values >= 0), "whole numbers of trials"),
+            "se": (values > 0, "standard errors above 0"),
+            "weights": (values >= 0, "weights of at least 0"),
+        }[role]
+        if not fits.all():
+            row = int((~fits).argmax())
+            name = self.formula.columns[role]
+            raise ValueError(f"{site}: {name} is {values[row]:g} in row {row}; expected {words}")
+
     def federation(self) -> Federation:
         """Return the federation that the generated program reads, in double precision."""
         frames = self.clients.frames
@@ -249,7 +286,8 @@ class Design:
         rows = [torch.arange(a, b) for a, b in pairwise(ends)]
         weights = None
         if self.weights is not None:
-            weights = torch.cat([tensor(frame[self.weights]) for frame in frames.values()])
+            parts = [tensor(self.of_response("weights", frame)) for frame in frames.values()]
+            weights = torch.cat(parts)
         names = tuple(self.places)
         preprocessor = Preprocessor(tuple(map(Prepared, names)))
         return Federation(
@@ -273,23 +311,25 @@ def make_design(
     namespace: Namespace,
 ) -> Design:
     """Return the design that the clients agree on; see `regression`."""
-    right = [formula.population, *(group.text for group in formula.groups)]
+    right = [formula.population, *formula.parameters.values()]
+    right += [group.text for group in formula.groups]
     seen = [variables(text) for text in right]
     names, factors = (set().union(*part) for part in zip(*seen, strict=True))
     frames = frames_of(data, client)
     columns = {str(name) for frame in frames.values() for name in frame.columns}
     names -= set(namespace) - columns
     factors |= {name for group in formula.groups for name in group.factors}
-    plain, answer = formula.response.isidentifier(), {formula.response}
-    if not plain:
-        answer = variables(f"0 + {formula.response}")[0]
+    plain = formula.response.isidentifier()
+    answer = _named(formula.response, namespace, columns)
     if both := sorted(answer & names):
         raise ValueError(
             f"column {both[0]} is in the response and among the predictors; expected it in one"
         )
-    second = {formula.second} if formula.second.isidentifier() else set()
-    used = [*sorted(answer | second), *sorted(names | factors | {client} - answer)]
-    used += [weights] if weights and weights not in used else []
+    further = {role: _named(t, namespace, columns) for role, t in formula.columns.items()}
+    weights = _weights(formula, weights)
+    used = [*sorted(answer.union(*further.values()))]
+    used += sorted((names | factors | {client}) - answer)
+    used += [weights] if weights and "weights" not in formula.columns else []
     categorical = sorted(factors | {client})
     if family.kind in ("ordinal", "categorical") and plain:
         categorical.append(formula.response)
@@ -297,9 +337,10 @@ def make_design(
     answers = clients.levels.get(formula.response, ()) if plain else ()
     answers = _check_answers(formula, family, answers)
     # The levels of grouping factors may be many; only those of the columns' own factors matter.
-    within = {n for n in clients.levels if n in names or n in seen[0][1]}
+    within = {n for n in clients.levels if n in names}
     clients = clients.restrict({n: v for n, v in clients.levels.items() if n in within})
     population = Columns(formula.population, clients, namespace)
+    parameters = {n: Columns(t, clients, namespace) for n, t in formula.parameters.items()}
     many = answers[1:] if family.kind == "categorical" else ()
     groups = tuple(
         _grouped(group, Columns(group.text, clients, namespace), clients, client, many)
@@ -307,9 +348,41 @@ def make_design(
     )
     levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
     needed = names.union(levels, *(part[1] for part in seen)) - {client}
-    needed |= second if family.column == "trials" else set()
+    needed |= set().union(*(further.get(role, set()) for role in ("trials", "se")))
     parts = (formula, family, clients, population, groups, answers, client, weights, namespace)
-    return Design(*parts, needed=tuple(sorted(needed)))
+    return Design(*parts, needed=tuple(sorted(needed)), parameters=parameters, further=further)
+
+
+def offset_of(parameter: str) -> str:
+    """Return the name of the column of x with the offsets of a parameter; "" is the location."""
+    return OFFSET + (f" of {parameter}" if parameter else "")
+
+
+def _named(text: str, namespace: Namespace, columns: set[str]) -> set[str]:
+    """Return the columns in a column, a number or an expression of the response."""
+    if text.isidentifier() or text in columns:
+        return {text}
+    if _number(text) is not None:
+        return set()
+    return variables(f"0 + {text}")[0] - (set(namespace) - columns)
+
+
+def _number(text: str) -> float | None:
+    """Return the number that a text is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _weights(formula: Formula, weights: str | None) -> str | None:
+    """Return the column or expression of row weights, of the formula or of the argument."""
+    if weights and "weights" in formula.columns:
+        raise ValueError(
+            f"weights={weights!r} and weights({formula.columns['weights']}) are both given; "
+            "expected one of them"
+        )
+    return formula.columns.get("weights", weights)
 
 
 def _check_answers(

@@ -28,6 +28,7 @@ from pyrofl.models.regression.prediction import (
     regression_of,
     run_program,
 )
+from pyrofl.models.regression.priors import of
 from pyrofl.models.regression.program import coefficients
 from pyrofl.models.regression.rows import mean_of
 
@@ -120,8 +121,8 @@ def groups(
         if group not in (None, one.group.name):
             continue
         for level, term, effect in _effects(one, drawn, design.client):
-            more = _population(method, drawn, term) if total else 0.0
-            values[one.group.name, level, term] = effect + more
+            more = _population(method, drawn, term, one.parameter) if total else 0.0
+            values[one.group.name, level, of_parameter(one, term)] = effect + more
     table = _table(values, prob)
     table.index = pd.MultiIndex.from_tuples(values, names=["group", "level", "term"])
     return table
@@ -157,18 +158,24 @@ def forest(
     from pyrofl import figures
 
     method = regression_of(fitted)
-    having = [one.group.name for one in method.design.groups if term in one.entries]
+    terms = [
+        (one, of_parameter(one, entry), entry)
+        for one in method.design.groups
+        for entry in one.entries
+    ]
+    having = {one.group.name: (one, entry) for one, label, entry in terms if label == term}
     if not having:
-        labels = dict.fromkeys(label for one in method.design.groups for label in one.entries)
+        labels = dict.fromkeys(label for _, label, _ in terms)
         raise ValueError(
             f"no group has the term {term!r}; expected one of {', '.join(labels) or 'none'}"
         )
-    name = having[0] if group is None else group
+    name = next(iter(having)) if group is None else group
     check_name(name, having, f"grouping factor of {term}:")
     table = groups(fitted, name, total=total, prob=prob, draws=draws).xs(term, level="term")
     rows = [table.iloc[:, [0, 3, 4]].set_axis(table.index.get_level_values("level"))]
     if total:
-        value = _population(method, posterior_draws(fitted, draws), term)
+        one, entry = having[name]
+        value = _population(method, posterior_draws(fitted, draws), entry, one.parameter)
         if torch.is_tensor(value):
             rows.append(_table({"population": value}, prob).iloc[:, [0, 3, 4]])
     every = pd.concat(rows)
@@ -315,7 +322,7 @@ def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> l
 
 def _middle(design: Design, name: str, client: str | None) -> Any:
     """Return the value of a column that does not vary."""
-    if name == design.formula.second:
+    if any(name in columns for columns in design.further.values()):
         return 1.0
     for one in design.groups:
         factors = one.factors(design.client)
@@ -325,10 +332,18 @@ def _middle(design: Design, name: str, client: str | None) -> Any:
     return _values(design, name, [0.0])[0]
 
 
-def coefficient_draws(method: Any, drawn: RegressionDraws) -> dict[str, Tensor]:
-    """Return draws [S] of the population's coefficients by name, with the intercept's first."""
+def coefficient_draws(
+    method: Any, drawn: RegressionDraws, parameter: str = ""
+) -> dict[str, Tensor]:
+    """Return draws [S] of the population's coefficients by name, with the intercept's first.
+
+    Args:
+        method: the regression.
+        drawn: posterior draws.
+        parameter: parameter of the family with a formula; "" is the location.
+    """
     design: Design = method.design
-    normal, single = coefficients(method.chosen)
+    coefs, sites = method.chosen.predictors[parameter], coefficients(method.chosen, parameter)
     answers = [f" ({level})" for level in design.answers[1:]]
     many = design.family.kind == "categorical"
 
@@ -338,19 +353,27 @@ def coefficient_draws(method: Any, drawn: RegressionDraws) -> dict[str, Tensor]:
         return {f"{term}{a}": v for a, v in zip(answers, value.unbind(-1), strict=True)}
 
     draws_by_name: dict[str, Tensor] = {}
-    if "Intercept" in drawn.sites:
-        draws_by_name |= each("Intercept", drawn.sites["Intercept"])
-    for term in design.terms:
-        if term in single:
-            draws_by_name |= each(term, drawn.sites[single[term]])
+    if (intercept := of("Intercept", parameter)) in drawn.sites:
+        draws_by_name |= each("Intercept", drawn.sites[intercept])
+    for term in coefs.priors:
+        if term in sites:
+            draws_by_name |= each(term, drawn.sites[sites[term]])
         else:
-            draws_by_name |= each(term, drawn.sites["b"][..., normal.index(term)])
+            value = drawn.sites[of("b", parameter)]
+            draws_by_name |= each(term, value[..., coefs.normal.index(term)])
     return draws_by_name
 
 
-def _population(method: Any, drawn: RegressionDraws, term: str) -> Tensor | float:
+def _population(
+    method: Any, drawn: RegressionDraws, term: str, parameter: str = ""
+) -> Tensor | float:
     """Return draws [S] of the population's coefficient of a term; 0 if there is none."""
-    return coefficient_draws(method, drawn).get(term, 0.0)
+    return coefficient_draws(method, drawn, parameter).get(term, 0.0)
+
+
+def of_parameter(one: Grouped, term: str) -> str:
+    """Return the name of a term of a group in tables, such as "x" or, of sigma, "sigma_x"."""
+    return f"{one.parameter}_{term}" if one.parameter else term
 
 
 def _effects(

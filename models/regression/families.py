@@ -30,6 +30,17 @@ SUPPORTS = {
 """Name of a support -> the values that it admits."""
 
 
+LINKS = {
+    "sigma": "exp",
+    "nu": "exp",
+    "phi": "exp",
+    "shape": "exp",
+    "zi": "sigmoid",
+    "hu": "sigmoid",
+}
+"""Parameter of a family -> the method of a tensor that maps its linear predictor to its values."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Family of responses.
@@ -37,7 +48,7 @@ class Family:
     Attributes:
         links: name of the link -> Pyro code of the likelihood; the first is the default.
         support: one of `SUPPORTS`.
-        auxiliary: name of a positive parameter -> Pyro code of its prior, where S stands for the
+        auxiliary: name of a parameter -> Pyro code of its prior, where S stands for the
             standard deviation of the response.
         kind: "rows" if a row has a distribution of its own, "factor" if a row has a log density,
             "cox" if a client has one, "ordinal" or "categorical".
@@ -47,6 +58,7 @@ class Family:
         scaled: whether the scales of priors are proportional to the response's deviation.
         ratio: name of the link -> name of exp(b), such as "odds ratio"; empty if it has none.
         response: Pyro code of a new row's distribution, if its likelihood is not one.
+        additions: further columns that the response may have, such as se.
     """
 
     links: Mapping[str, str]
@@ -58,6 +70,7 @@ class Family:
     scaled: bool = False
     ratio: Mapping[str, str] = field(default_factory=dict)
     response: str = ""
+    additions: tuple[str, ...] = ()
 
     def link(self, name: str | None) -> str:
         """Return the name of a link after validation; None is the default."""
@@ -96,6 +109,7 @@ FAMILIES: dict[str, Family] = {
         center="mean",
         scaled=True,
         ratio=_MEANS,
+        additions=("se",),
     ),
     "student": Family(
         {"identity": "dist.StudentT(nu, eta, sigma)"},
@@ -103,6 +117,7 @@ FAMILIES: dict[str, Family] = {
         {**_SIGMA, "nu": "dist.Gamma(2.0, 0.1)"},
         center="mean",
         scaled=True,
+        additions=("se",),
     ),
     "bernoulli": Family(
         {
@@ -208,7 +223,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
-        response="dist.Weibull((-eta / shape).exp(), shape.expand(eta.shape))",
+        response="dist.Weibull((-eta / shape).exp(), shape + 0 * eta)",
     ),
     "cox": Family(
         {"log": "cox(eta, y, event, batch.mask)"},

@@ -1,9 +1,16 @@
-"""Reading of formulas: response, population terms, and group terms such as (1 + x | hospital)."""
+"""Reading of formulas: response, population terms, and group terms such as (1 + x | hospital).
+
+A mapping of formulas has one for the response, and one for each parameter of the family that
+depends on predictors, such as {"y": "y ~ x", "sigma": "~ x"}.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from pyrofl.arguments import check_name
 
 NAME = r"[A-Za-z_][\w.]*"
 SECOND = {
@@ -14,15 +21,25 @@ SECOND = {
     "censored": "event",
     "surv": "event",
 }
+ADDITIONS = {"trials": "trials(n)", "se": "se(standard_error)", "weights": "weights(w)"}
+"""Name of a column after "|" -> how formulas write it."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Group term: the columns whose coefficients differ, and the factors that name a level."""
+    """Group term: the columns whose coefficients differ, and the factors that name a level.
+
+    Attributes:
+        text: its columns, such as "1 + x".
+        factors: columns whose values name a level.
+        correlated: whether the effects of a level have correlations.
+        parameter: parameter of the family that the effects change; "" is the location.
+    """
 
     text: str
     factors: tuple[str, ...]
     correlated: bool
+    parameter: str = ""
 
     @property
     def name(self) -> str:
@@ -32,14 +49,70 @@ class Group:
 
 @dataclass(frozen=True)
 class Formula:
-    """Formula in parts: the response, a second column of it, population terms and groups."""
+    """Formula in parts.
+
+    Attributes:
+        text: all formulas.
+        response: a column, or an expression.
+        columns: further columns of the response: "trials", "event", "se" or "weights" -> a column,
+            an expression or a number.
+        population: population terms of the location.
+        groups: group terms of the location and of parameters.
+        parameters: parameter of the family -> its population terms.
+        adds_sigma: whether sigma is added to the known standard errors.
+    """
 
     text: str
-    response: str  # a column, or an expression
-    second: str  # column or number of the trials, or column of the event; "": none
-    kind: str  # "", "trials" or "event"
+    response: str
+    columns: Mapping[str, str]
     population: str
     groups: tuple[Group, ...]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    adds_sigma: bool = False
+
+
+def read_all(formulas: str | Mapping[str, str], parameters: Collection[str]) -> Formula:
+    """Return the parts of a formula, or of formulas of the response and of parameters.
+
+    Args:
+        formulas: a formula, or the response's name and names of parameters -> formula.
+        parameters: names of the family's parameters.
+
+    Raises:
+        ValueError: if a formula cannot be read, a parameter is unknown, or there is not one
+            response.
+    """
+    if not isinstance(formulas, Mapping):
+        return read(formulas)
+    first, *more = [name for name in formulas if name not in parameters] or [""]
+    example = "{'y': 'y ~ x', 'sigma': '~ x'}"
+    if not first:
+        raise ValueError(f"formula has no response; expected one besides parameters: {example}")
+    if more and not parameters:
+        raise ValueError("the family has no parameter besides the location; expected one formula")
+    for name in more:
+        check_name(name, parameters, "parameter of the family")
+    whole = read(formulas[first])
+    if first not in (whole.response, formulas[first].split("~")[0].strip()):
+        raise ValueError(
+            f"formula of {first!r} has the response {whole.response}; expected {whole.response!r} "
+            f"as its name: {example}"
+        )
+    for name in parameters:
+        if name not in formulas:
+            continue
+        left, _, right = str(formulas[name]).partition("~")
+        if "~" not in str(formulas[name]) or left.strip() not in ("", name):
+            raise ValueError(f"formula of {name} is {formulas[name]!r}; expected '~ x'")
+        population, groups = _terms(right.strip(), f"{name} ~ {right.strip()}")
+        groups = [replace(group, parameter=name) for group in groups]
+        whole = replace(
+            whole,
+            text=f"{whole.text}; {name} ~ {right.strip()}",
+            groups=(*whole.groups, *groups),
+            parameters={**whole.parameters, name: population},
+        )
+    return whole
 
 
 def read(text: str) -> Formula:
@@ -54,14 +127,21 @@ def read(text: str) -> Formula:
             "'y ~ x + (1 | client)'"
         )
     left, right = (part.strip() for part in text.split("~"))
+    population, groups = _terms(right, text)
+    response, columns, adds_sigma = _response(left)
+    return Formula(text, response, columns, population, tuple(groups), adds_sigma=adds_sigma)
+
+
+def _terms(right: str, text: str) -> tuple[str, list[Group]]:
+    """Return population terms and group terms of the right-hand side of a formula."""
     if text.count("(") != text.count(")"):
         raise ValueError(f"formula is {text!r}; its parentheses do not match")
     if not right:
         raise ValueError(f"formula is {text!r}; expected predictors after '~', or 1 for a mean")
     if right.endswith(("+", "-")):
         raise ValueError(f"formula is {text!r}; expected a term after the last {right[-1]!r}")
-    response, second, kind = _response(left)
-    population, groups = [], []
+    population: list[str] = []
+    groups: list[Group] = []
     for whole in _split(right, "+"):
         part, *less = _split(whole, "-") if "|" in whole else [whole]
         if any("|" in one for one in less):
@@ -84,7 +164,7 @@ def read(text: str) -> Formula:
                 f"formula is {text!r}; {name} has two group terms, expected one: "
                 f"(1 + x || {name}) for effects without correlations"
             )
-    return Formula(text, response, second, kind, _joined(population), tuple(groups))
+    return _joined(population), groups
 
 
 def _joined(parts: list[str]) -> str:
@@ -94,9 +174,13 @@ def _joined(parts: list[str]) -> str:
     )
 
 
-def _response(left: str) -> tuple[str, str, str]:
-    """Return the response, its second column or "", and what the second column is."""
-    call = re.fullmatch(rf"({NAME})\((.*)\)", left)
+def _response(left: str) -> tuple[str, dict[str, str], bool]:
+    """Return the response, its further columns, and whether sigma is added to standard errors."""
+    response, *more = _split(left, "|")
+    if len(more) > 1 or left.endswith("|"):
+        raise ValueError(f"response is {left!r}; expected one '|', as in y | se(error)")
+    columns, adds_sigma = {}, False
+    call = re.fullmatch(rf"({NAME})\((.*)\)", response)
     if call and call[1] in SECOND:
         parts = _split(call[2], ",")
         if len(parts) != 2:
@@ -104,8 +188,32 @@ def _response(left: str) -> tuple[str, str, str]:
                 f"response is {left!r}; expected two columns: p(successes, trials) or "
                 "censored(time, event)"
             )
-        return parts[0], parts[1], SECOND[call[1]]
-    return left, "", ""
+        response, columns[SECOND[call[1]]] = parts
+    for part in _split(more[0], "+") if more else ():
+        name, arguments = _addition(part)
+        if name in columns:
+            raise ValueError(f"response is {left!r}; {name} is there twice, expected it once")
+        columns[name], *options = arguments
+        if options and (name != "se" or not re.fullmatch(r"sigma\s*=\s*(TRUE|True)", options[0])):
+            raise ValueError(
+                f"response is {left!r}; unexpected {options[0]!r}, expected {ADDITIONS[name]}"
+                f"{' or se(standard_error, sigma=True)' if name == 'se' else ''}"
+            )
+        adds_sigma |= bool(options)
+    return response, columns, adds_sigma
+
+
+def _addition(part: str) -> tuple[str, list[str]]:
+    """Return name and arguments of a column after "|", such as se(error)."""
+    call = re.fullmatch(rf"({NAME})\((.*)\)", part)
+    forms = ", ".join(ADDITIONS.values())
+    if not call:
+        raise ValueError(f"response has {part!r} after '|'; expected {forms}")
+    check_name(call[1], ADDITIONS, "column after '|':")
+    arguments = _split(call[2], ",")
+    if not 1 <= len(arguments) <= 2:
+        raise ValueError(f"response has {part!r} after '|'; expected {ADDITIONS[call[1]]}")
+    return call[1], arguments
 
 
 def _groups(inner: str, text: str) -> list[Group]:

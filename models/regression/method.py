@@ -16,7 +16,7 @@ from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.evaluation.predictions import PredictionOptions, Predictions
 from pyrofl.models.regression.design import Design, Grouped, level_text, make_design
 from pyrofl.models.regression.prediction import predict_rows
-from pyrofl.models.regression.priors import Priors
+from pyrofl.models.regression.priors import Priors, of, printed
 from pyrofl.models.regression.program import coefficients
 
 
@@ -74,9 +74,8 @@ class Regression(TableMethod):
 
     def variables(self) -> dict[str, str]:
         """Return the parameters that a summary lists, without effects of groups."""
-        assert self.design is not None
         assert self.chosen is not None
-        return parameters(self.design, self.chosen)
+        return parameters(self.chosen)
 
     def predict_table(
         self, run: Any, x: Any, client: str | None, own: Any, options: PredictionOptions
@@ -104,17 +103,19 @@ def _design_of(design: Design, data: Federation | Tables) -> Design:
         return make_design(design.formula, data, design.family, namespace=design.namespace, **how)
 
 
-def parameters(design: Design, priors: Priors) -> dict[str, str]:
+def parameters(priors: Priors) -> dict[str, str]:
     """Return the sites of parameters that all clients share, and their names in tables."""
-    normal, single = coefficients(priors)
-    site_names = {"b": "b"} if normal else {}
-    site_names |= {site: f"b[{name}]" for name, site in single.items()}
-    if "Intercept" in priors.others:
-        site_names["Intercept"] = "Intercept"
+    site_names: dict[str, str] = {}
+    for parameter, coefs in priors.predictors.items():
+        b, intercept = of("b", parameter), of("Intercept", parameter)
+        sites = coefficients(priors, parameter)
+        site_names |= {b: b} if coefs.normal else {}
+        site_names |= {site: printed(parameter, name) for name, site in sites.items()}
+        site_names |= {intercept: intercept} if intercept in priors.others else {}
     for name in priors.others:
         if name == "cut_first":
             site_names["cutpoints"] = "cutpoints"
-        elif name not in ("cut_gaps", "Intercept"):
+        elif name != "cut_gaps":
             site_names[name] = name
     return site_names
 
@@ -123,8 +124,11 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
     """Return names of the axes of sites, and labels of the axes."""
     dims: dict[str, tuple[str, ...]] = {}
     coords: dict[str, list[Any]] = {}
-    normal = [n for n, c in priors.coefficients.items() if c.startswith("dist.Normal(")]
-    if normal:
+    for parameter, coefs in priors.predictors.items():
+        if parameter and coefs.normal:
+            dims[of("b", parameter)] = (f"{parameter}_term",)
+            coords[f"{parameter}_term"] = coefs.normal
+    if normal := priors.predictors[""].normal:
         is_many = design.family.kind == "categorical"
         dims["b"] = ("answer", "term") if is_many else ("term",)
         coords["term"] = normal

@@ -151,7 +151,7 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
         columns[name] = column.astype(like) if like.kind in "fb" else column
     level = design.level_of(client)
     table = pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
-    for part in (design.population, *(one.columns for one in design.groups)):
+    for part in (*design.predictors.values(), *(one.columns for one in design.groups)):
         for text in part.beyond(table):
             warnings.warn(
                 f"{text}; beyond, the curve continues without data, and its intervals do not "

@@ -14,6 +14,10 @@ j, over the rows of all clients:
     nu, shape, phi      Gamma(2, 0.1); shape of weibull Gamma(2, 1)
     zi, hu              Beta(1, 1)
     cutpoints           first Normal(0, 5), and differences HalfNormal(2.5)
+
+Where sigma, nu, shape, phi, zi or hu has a formula, its linear predictor, on the scale of the
+logarithm or logit, has the priors of the location with S = 1, and m = log S for sigma and 0 for the
+others.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ import pyro.distributions as dist
 import torch
 
 from pyrofl.arguments import check_name
+from pyrofl.models.regression.columns import Columns
 from pyrofl.models.regression.design import Design
-from pyrofl.models.regression.rows import mean_of
+from pyrofl.models.regression.rows import Clients, mean_of
 
 WIDE = 2.5  # of coefficients, in standard deviations of the response per deviation of the column
 Given = Mapping[str, Any]
@@ -36,23 +41,44 @@ Given = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Coefficients:
+    """Priors of the population coefficients of one linear predictor, without the intercept.
+
+    Attributes:
+        means: column -> its mean over all rows.
+        priors: column -> prior, as Pyro code.
+    """
+
+    means: dict[str, float]
+    priors: dict[str, str]
+
+    @property
+    def normal(self) -> list[str]:
+        """Columns with normal priors."""
+        return [n for n, code in self.priors.items() if code.startswith("dist.Normal(")]
+
+
+@dataclass(frozen=True)
 class Priors:
     """Priors of a regression, as Pyro code.
 
     Attributes:
-        means: means of the population columns over all rows, [P].
-        coefficients: name -> prior of each population coefficient, without the intercept.
+        predictors: parameter of the family, or "" for the location -> priors of coefficients.
         others: name of a site -> prior, in the program's order.
     """
 
-    means: list[float]
-    coefficients: dict[str, str]
+    predictors: dict[str, Coefficients]
     others: dict[str, str]
     scales: dict[str, list[float]] = field(default_factory=dict)
 
     def text(self) -> str:
         """Return all priors, one per line."""
-        prior_texts = {**{f"b[{n}]": v for n, v in self.coefficients.items()}, **self.others}
+        prior_texts = {
+            printed(parameter, name): code
+            for parameter, coefficients in self.predictors.items()
+            for name, code in coefficients.priors.items()
+        }
+        prior_texts |= self.others
         return "\n".join(
             f"{name} ~ {code.replace('dist.', '')}" for name, code in prior_texts.items()
         )
@@ -66,17 +92,21 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
     """
     family, clients = design.family, design.clients
     user_priors = _by_name(design, user_priors)
-    means, squares = mean_of(clients, design.population.evaluate)
-    means, deviations = np.atleast_1d(means), np.sqrt(np.atleast_1d(squares))
     y_mean, y_scale = _response(design, link)
-    coefficients = {}
-    for name, scale in zip(design.terms, deviations.tolist(), strict=True):
-        usual = f"dist.Normal(0.0, {_short(WIDE * y_scale / (scale or 1.0))})"
-        coefficients[name] = _chosen(usual, user_priors, name, "b")
-    others = {}
-    if design.population.has_intercept and family.kind in ("rows", "factor", "categorical"):
-        usual = f"dist.Normal({_short(y_mean)}, {_short(WIDE * y_scale)})"
-        others["Intercept"] = _chosen(usual, user_priors, "Intercept")
+    predictors, others = {}, {}
+    for parameter, columns in design.predictors.items():
+        scale = 1.0 if parameter else y_scale
+        predictors[parameter] = _coefficients(parameter, columns, clients, scale, user_priors)
+        if not columns.has_intercept or family.kind in ("ordinal", "cox"):
+            continue
+        middle = y_mean
+        if parameter:
+            middle = float(np.log(y_scale)) if parameter == "sigma" else 0.0
+        usual, site = (
+            f"dist.Normal({_short(middle)}, {_short(WIDE * scale)})",
+            of("Intercept", parameter),
+        )
+        others[site] = _chosen(usual, user_priors, site)
     if family.kind == "ordinal":
         others["cut_first"] = _chosen("dist.Normal(0.0, 5.0)", user_priors, "cut_first")
         others["cut_gaps"] = _chosen("dist.HalfNormal(2.5)", user_priors, "cut_gaps")
@@ -85,43 +115,71 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         _, square = mean_of(clients, one.columns.evaluate)
         spread = [1.0] * one.columns.has_intercept + np.sqrt(np.atleast_1d(square)).tolist()
         spread = np.repeat(spread, len(one.entries) // len(spread)).tolist()
-        scales[one.name] = [float(_short(WIDE * y_scale / (s or 1.0))) for s in spread]
+        size = 1.0 if one.parameter else y_scale
+        scales[one.name] = [float(_short(WIDE * size / (s or 1.0))) for s in spread]
         values = scales[one.name][0] if len(spread) == 1 else scales[one.name]
         site = f"sd_{one.name}"
         others[site] = _chosen(f"dist.HalfNormal({values})", user_priors, site, "sd")
         if one.is_correlated:
-            size = user_priors.get(f"corr_{one.name}", user_priors.get("corr", 1.0))
-            if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
+            at = user_priors.get(f"corr_{one.name}", user_priors.get("corr", 1.0))
+            if isinstance(at, bool) or not isinstance(at, int | float) or not at > 0:
                 raise ValueError(
-                    f"prior of corr_{one.name} is {size!r}; expected the concentration of an LKJ "
+                    f"prior of corr_{one.name} is {at!r}; expected the concentration of an LKJ "
                     "prior, a number above 0"
                 )
-            others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {float(size)})"
-    for name, code in family.auxiliary.items():
+            others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {float(at)})"
+    for name, code in design.auxiliary.items():
         others[name] = _chosen(code.replace("1 / S", _short(1 / y_scale)), user_priors, name)
-    return Priors(means.tolist(), coefficients, others, scales)
+    return Priors(predictors, others, scales)
+
+
+def of(site: str, parameter: str) -> str:
+    """Return the name of a site of a linear predictor, such as "b" or "b_sigma"."""
+    return f"{site}_{parameter}" if parameter else site
+
+
+def printed(parameter: str, term: str) -> str:
+    """Return the name of a coefficient in tables, such as "b[x]" or "b_sigma[x]"."""
+    return f"{of('b', parameter)}[{term}]"
+
+
+def _coefficients(
+    parameter: str, columns: Columns, clients: Clients, scale: float, user_priors: Given
+) -> Coefficients:
+    """Return the priors of the coefficients of one linear predictor, of the given scale."""
+    means, squares = mean_of(clients, columns.evaluate)
+    means, deviations = np.atleast_1d(means), np.sqrt(np.atleast_1d(squares))
+    priors = {}
+    for name, deviation in zip(columns.labels, deviations.tolist(), strict=True):
+        usual = f"dist.Normal(0.0, {_short(WIDE * scale / (deviation or 1.0))})"
+        priors[name] = _chosen(usual, user_priors, printed(parameter, name), of("b", parameter))
+    return Coefficients(dict(zip(columns.labels, means.tolist(), strict=True)), priors)
 
 
 def _by_name(design: Design, user_priors: Given) -> dict[str, Any]:
-    """Return priors by known names; b[x], as tables of results print it, is another name of x.
+    """Return priors by known names; x is another name of b[x], as tables of results print it.
 
     Raises:
         ValueError: if a name is unknown, or both names of a coefficient are given.
     """
-    names, printed = _names(design), {f"b[{term}]": term for term in design.terms}
+    names, terms = _names(design), {printed("", term): term for term in design.terms}
+    of_term = {term: name for name, term in terms.items()}
     priors_by_name: dict[str, Any] = {}
     for name, prior in user_priors.items():
-        short = printed.get(name, name)
-        check_name(short, names, "prior")
-        if short in priors_by_name:
-            raise ValueError(f"{short} and b[{short}] are one coefficient; expected one prior")
-        priors_by_name[short] = prior
+        check_name(name, [*of_term, *names], "prior")
+        full = name if name in names else of_term[name]
+        if full in priors_by_name:
+            raise ValueError(f"{terms[full]} and {full} are one coefficient; expected one prior")
+        priors_by_name[full] = prior
     return priors_by_name
 
 
 def _names(design: Design) -> list[str]:
     """Return the names of all parameters that have a prior."""
-    names = [*design.terms, "b", "Intercept", *design.family.auxiliary]
+    names = [*design.auxiliary]
+    for parameter, columns in design.predictors.items():
+        names += [printed(parameter, term) for term in columns.labels]
+        names += [of("b", parameter), of("Intercept", parameter)]
     names += ["cut_first", "cut_gaps"] if design.family.kind == "ordinal" else []
     for one in design.groups:
         names += ["sd", f"sd_{one.name}", "corr", f"corr_{one.name}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.definition.programs import Program
-from pyrofl.models.regression.design import OFFSET, Design, Grouped
-from pyrofl.models.regression.families import SMALLEST
+from pyrofl.models.regression.columns import Columns
+from pyrofl.models.regression.design import Design, Grouped, offset_of
+from pyrofl.models.regression.families import LINKS, SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
-from pyrofl.models.regression.priors import Priors
+from pyrofl.models.regression.priors import Priors, of
 
 DOC, LINE = '"""', 96
 
@@ -27,90 +28,126 @@ def source(
 
     That for new rows samples their responses, and has their linear predictor as the site eta.
     """
-    family, x, inside, shared = design.family, design.places, [], []
+    family, x = design.family, design.places
     listed = _wrapped("Columns of batch.x: " + ", ".join(f"{i} {n}" for n, i in x.items()) + ".")
     lines = [f"def program(received, local, batch):\n    {DOC}{design.formula.text}, {name}.\n"]
     lines += [*listed, DOC, "x, y = batch.x, batch.y"]
     if family.support == "positive":
         lines[-1] = f"x, y = batch.x, batch.y.clamp(min={SMALLEST})"
-    normal, single = coefficients(priors)
-    used = [*normal, *single]
-    size = len(design.answers) - 1 if family.kind == "categorical" else 0
-    if normal:
-        codes = [priors.coefficients[n] for n in normal]
-        loc, scale = ([_argument(code, i) for code in codes] for i in (0, 1))
-        body = f"dist.Normal(x.new_tensor({loc}), x.new_tensor({scale}))"
-        more = f".expand([{size}, {len(normal)}]).to_event(2)" if size else ".to_event(1)"
-        inside.append(f'b = pyro.sample("b", {body}{more})')
-        shared.append("b")
-    for n, site in single.items():
-        more = f".expand([{size}]).to_event(1)" if size else ""
-        inside.append(f'{site} = pyro.sample("{site}", {priors.coefficients[n]}{more})')
-        shared.append(site)
-    is_centered = center and design.population.has_intercept and bool(used)
-    means = dict(zip(design.terms, priors.means, strict=True))
-    parts = _predictor(normal, single, x, size)
-    if is_centered:
-        if normal:
-            inside.append(f"means = x.new_tensor({[means[n] for n in normal]})")
-        at_mean = ["(means * b).sum(-1)"] * bool(normal)
-        at_mean += [f"{means[n]} * {site}" for n, site in single.items()]
-        parts = [part.replace("COLUMNS", _slice(normal, x)) for part in parts]
-        parts = [part.replace("CENTER", " - means") for part in parts]
-        for n, site in single.items():
-            parts = [p.replace(f"AT {site}", f" - {means[n]}") for p in parts]
-    else:
-        parts = [part.replace("COLUMNS", _slice(normal, x)).replace("CENTER", "") for part in parts]
-        for site in single.values():
-            parts = [p.replace(f"AT {site}", "") for p in parts]
-    if "Intercept" in priors.others:
-        more = f".expand([{size}]).to_event(1)" if size else ""
-        own = "Intercept_centered" if is_centered else "Intercept"
-        inside.append(f'{own} = pyro.sample("{own}", {priors.others["Intercept"]}{more})')
-        shared.append(own)
-        if is_centered:
-            event = ", event_dim=1" if size else ""
-            value = f"{own} - {' - '.join(at_mean)}"
-            inside.append(f'pyro.deterministic("Intercept", {value}{event})')
-        parts.insert(0, own)
-    if family.kind == "ordinal":
-        inside += _cutpoints(priors, len(design.answers), at_mean if is_centered else [])
-        shared += ["cut_first", "cut_gaps"]
-    for code in family.auxiliary:
+    inside, shared, rows = [], [], []
+    for parameter, columns in design.predictors.items():
+        size = len(design.answers) - 1 if family.kind == "categorical" else 0
+        linear = _linear(parameter, columns, priors, x, size, center=center)
+        inside, shared = inside + linear.inside, shared + linear.shared
+        rows.append(f"{of('eta', parameter)} = {linear.value or 'x.new_zeros(y.shape)'}")
+        if family.kind == "ordinal":
+            inside += _cutpoints(priors, len(design.answers), linear.at_mean)
+            shared += ["cut_first", "cut_gaps"]
+    for code in design.auxiliary:
         inside.append(f'{code} = pyro.sample("{code}", {priors.others[code]})')
         shared.append(code)
     for one in design.groups:
         stated, names = _group(one, priors)
         inside, shared = inside + stated, shared + names
-    rows = []
-    if OFFSET in x:
-        parts.append(f"x[..., {x[OFFSET]}]")
-    if family.column:
-        rows.append(f"{family.column} = {design.second}")
-    rows.append(f"eta = {' + '.join(parts) or 'x.new_zeros(y.shape)'}")
     for one in design.groups:
         rows += _added(one, x)
+    rows += [f"{n} = eta_{n}.{LINKS[n]}()" for n in design.parameters] + _columns(design)
     if size:
         rows.append("logits = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1)")
-    site = "".join(c if c.isalnum() else "_" for c in design.formula.response).strip("_") or "y"
-    if site in {*shared, *(f"r_{one.name}" for one in design.groups), "Intercept"}:
-        site += "_response"
-    code = family.links[link]
-    if new:
-        rows.append('pyro.deterministic("eta", eta)')
-        code = family.response or code
-        with_response = family.kind != "cox"
-        rows += ["with batch.rows():", f'    pyro.sample("{site}", {code})'] * with_response
-    elif family.kind == "cox":
-        rows.append(f'pyro.factor("{site}", {code})')
-    elif family.kind == "factor" and not design.formula.second:  # nothing is censored
-        rows += ["with batch.rows():", f'    pyro.sample("{site}", {family.response}, obs=y)']
-    elif family.kind == "factor":
-        rows += ["with batch.rows():", f'    pyro.factor("{site}", {code})']
-    else:
-        rows += ["with batch.rows():", f'    pyro.sample("{site}", {code}, obs=y)']
+    rows += _likelihood(design, _site(design, shared), link, new=new)
     whole = [*lines[1:], "with batch.clients():", *(f"    {line}" for line in [*inside, *rows])]
     return lines[0] + "\n" + "\n".join(f"    {line}" for line in whole) + "\n", shared
+
+
+class _Linear(NamedTuple):
+    """Statements of a linear predictor, names of shared sites, its value, and that at the means."""
+
+    inside: list[str]
+    shared: list[str]
+    value: str
+    at_mean: list[str]
+
+
+def _linear(
+    parameter: str, columns: Columns, priors: Priors, x: dict[str, int], size: int, *, center: bool
+) -> _Linear:
+    """Return the population part of a linear predictor, with `size` values for each row, or one."""
+    coefs, sites = priors.predictors[parameter], coefficients(priors, parameter)
+    b, means, intercept = (of(site, parameter) for site in ("b", "means", "Intercept"))
+    normal, more = coefs.normal, f".expand([{size}]).to_event(1)" if size else ""
+    inside, shared = [], [*([b] if normal else []), *sites.values()]
+    if normal:
+        codes = [coefs.priors[n] for n in normal]
+        loc, scale = ([_argument(code, i) for code in codes] for i in (0, 1))
+        body = f"dist.Normal(x.new_tensor({loc}), x.new_tensor({scale}))"
+        event = f".expand([{size}, {len(normal)}]).to_event(2)" if size else ".to_event(1)"
+        inside.append(f'{b} = pyro.sample("{b}", {body}{event})')
+    inside += [f'{s} = pyro.sample("{s}", {coefs.priors[n]}{more})' for n, s in sites.items()]
+    is_centered, at_mean, parts = center and columns.has_intercept and bool(shared), [], []
+    if normal:
+        minus = f" - {means}" if is_centered else ""
+        at = "[..., None, :]" if size else ""
+        parts.append(f"({b} * ({_slice(normal, x)}{minus}){at}).sum(-1)")
+    for n, site in sites.items():
+        minus = f" - {coefs.means[n]}" if is_centered else ""
+        parts.append(f"{site} * (x[..., {x[n]}]{minus})" + ("[..., None]" if size else ""))
+    if is_centered:
+        if normal:
+            inside.append(f"{means} = x.new_tensor({[coefs.means[n] for n in normal]})")
+            at_mean.append(f"({means} * {b}).sum(-1)")
+        at_mean += [f"{coefs.means[n]} * {site}" for n, site in sites.items()]
+    if intercept in priors.others:
+        site = f"{intercept}_centered" if is_centered else intercept
+        inside.append(f'{site} = pyro.sample("{site}", {priors.others[intercept]}{more})')
+        if is_centered:
+            event = ", event_dim=1" if size else ""
+            value = f"{site} - {' - '.join(at_mean)}"
+            inside.append(f'pyro.deterministic("{intercept}", {value}{event})')
+        shared.append(site)
+        parts.insert(0, site)
+    if columns.offsets:
+        parts.append(f"x[..., {x[offset_of(parameter)]}]")
+    return _Linear(inside, shared, " + ".join(parts), at_mean)
+
+
+def _columns(design: Design) -> list[str]:
+    """Return statements that name the response's further columns; sigma has standard errors."""
+    lines = []
+    for role in design.roles:
+        code = design.code(role)
+        if role == "se":
+            both = f"(sigma.square() + {code}.square()).sqrt()"
+            role, code = "sigma", both if design.formula.adds_sigma else code
+        lines.append(f"{role} = {code}")
+    return lines
+
+
+def _site(design: Design, shared: Sequence[str]) -> str:
+    """Return the name of the responses' site."""
+    site = "".join(c if c.isalnum() else "_" for c in design.formula.response).strip("_") or "y"
+    is_taken = site in {*shared, *(f"r_{one.name}" for one in design.groups), "Intercept"}
+    return f"{site}_response" if is_taken else site
+
+
+def _likelihood(design: Design, site: str, link: str, *, new: bool) -> list[str]:
+    """Return statements of the responses, or of new responses and their linear predictor."""
+    family = design.family
+    code = family.links[link]
+    if new:
+        lines = ['pyro.deterministic("eta", eta)']
+        if family.kind == "cox":
+            return lines
+        return [
+            *lines,
+            "with batch.rows():",
+            f'    pyro.sample("{site}", {family.response or code})',
+        ]
+    if family.kind == "cox":
+        return [f'pyro.factor("{site}", {code})']
+    if family.kind == "factor" and "event" in design.formula.columns:
+        return ["with batch.rows():", f'    pyro.factor("{site}", {code})']
+    code = family.response if family.kind == "factor" else code  # nothing is censored
+    return ["with batch.rows():", f'    pyro.sample("{site}", {code}, obs=y)']
 
 
 def compile_program(text: str) -> Program:
@@ -153,11 +190,11 @@ def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tenso
     return torch.where(died, eta - top - total.log(), 0.0).sum(-1, keepdim=True)
 
 
-def coefficients(priors: Priors) -> tuple[list[str], dict[str, str]]:
-    """Return names of the coefficients with normal priors, and the others' names and sites."""
-    normal = [n for n, code in priors.coefficients.items() if code.startswith("dist.Normal(")]
-    others = [n for n in priors.coefficients if n not in normal]
-    return normal, {n: f"b_{place}" for place, n in enumerate(others)}
+def coefficients(priors: Priors, parameter: str = "") -> dict[str, str]:
+    """Return coefficient -> site, of the coefficients that have one because of their priors."""
+    coefs = priors.predictors[parameter]
+    others = [n for n in coefs.priors if n not in coefs.normal]
+    return {n: f"{of('b', parameter)}_{place}" for place, n in enumerate(others)}
 
 
 def _argument(code: str, place: int) -> float:
@@ -171,17 +208,6 @@ def _slice(names: Sequence[str], x: dict[str, int]) -> str:
     if places == list(range(places[0], places[0] + len(places))) if places else False:
         return f"x[..., {places[0]}:{places[-1] + 1}]"
     return f"x[..., {places}]"
-
-
-def _predictor(
-    normal: Sequence[str], single: dict[str, str], x: dict[str, int], size: int
-) -> list[str]:
-    """Return the parts of the linear predictor, with places for columns and centers."""
-    columns = "(COLUMNSCENTER)[..., None, :]" if size else "(COLUMNSCENTER)"
-    parts = [f"(b * {columns}).sum(-1)"] * bool(normal)
-    more = "[..., None]" if size else ""
-    parts += [f"{site} * (x[..., {x[n]}]AT {site}){more}" for n, site in single.items()]
-    return parts
 
 
 def _cutpoints(priors: Priors, levels: int, at_mean: Sequence[str]) -> list[str]:
@@ -263,7 +289,8 @@ def _added(one: Grouped, x: dict[str, int]) -> list[str]:
         is_one = label == "Intercept" and one.columns.has_intercept and place == 0
         more = "[..., None]" if size else ""
         parts.append(value if is_one else f"{value} * x[..., {x[label]}]{more}")
-    return [*lines, f"eta = eta + {' + '.join(parts)}"]
+    eta = of("eta", one.parameter)
+    return [*lines, f"{eta} = {eta} + {' + '.join(parts)}"]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -69,7 +69,8 @@ def _plain_texts(design: Design, table: pd.DataFrame) -> set[str]:
     """Return the columns of text among the predictors that no term declares to be categories."""
     declared = {name for one in design.groups for name in one.group.factors} | {design.client}
     declared |= {name for one in design.groups for name in variables(one.group.text)[1]}
-    declared |= variables(design.formula.population)[1] | {design.formula.response}
+    texts = (design.formula.population, *design.formula.parameters.values())
+    declared |= {name for text in texts for name in variables(text)[1]} | {design.formula.response}
     return {
         name
         for name in set(design.clients.levels) - declared
@@ -86,7 +87,7 @@ def _answers(design: Design) -> list[str]:
     """Return the predictors that determine the response in the rows of each client."""
     response, frames = design.formula.response, list(design.clients.frames.values())
     groups = {name for one in design.groups for name in one.group.factors}
-    others = {response, design.formula.second, *groups}
+    others = {response, *groups}.union(*design.further.values())
     if response not in frames[0]:
         return []
     return [

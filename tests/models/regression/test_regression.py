@@ -47,7 +47,7 @@ def quiet(formula, frames, **how):
 
 def test_formulas_are_read_in_parts():
     found = read("p(a, n) ~ x * (z + w) + (1 + x | g/h) + (0 + z || client) - 1")
-    assert (found.response, found.second, found.kind) == ("a", "n", "trials")
+    assert (found.response, found.columns) == ("a", {"trials": "n"})
     assert found.population == "x * (z + w) - 1"
     assert [(g.text, g.name, g.correlated) for g in found.groups] == [
         ("1 + x", "g", True),
