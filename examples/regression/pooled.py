@@ -89,7 +89,8 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
         y = np.asarray(table[name], dtype=float)
     second = design.formula.columns.get(design.family.column)
     more = np.asarray(table[second], dtype=float) if second in table else 1.0
-    weight = 1.0 if design.weights is None else np.asarray(table[design.weights])
+    weights = design.formula.columns.get("weights")
+    weight = 1.0 if weights is None else np.asarray(table[weights])
     strata = pd.factorize(table[design.client])[0]
     kind, means = design.family.kind, x.mean(0)
     many = len(design.answers) - 1 if kind == "categorical" else 0

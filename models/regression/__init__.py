@@ -12,7 +12,7 @@ from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.data_checks import warn_of_design
 from pyrofl.models.regression.design import Design, make_design
 from pyrofl.models.regression.families import family_of
-from pyrofl.models.regression.formula import read_all
+from pyrofl.models.regression.formula import read_all, with_weights
 from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.ordinal import check_order
 from pyrofl.models.regression.priors import make_priors
@@ -96,14 +96,8 @@ def regression(
     """
     kind = family_of(family)
     named = kind.link(link)
-    design = make_design(
-        read_all(formula, kind.auxiliary),
-        data,
-        kind,
-        client=client,
-        weights=weights,
-        namespace=namespace or {},
-    )
+    parts = with_weights(read_all(formula, kind.auxiliary), weights)
+    design = make_design(parts, data, kind, client=client, namespace=namespace or {})
     _refuse_unsupported(design, family)
     if kind.kind == "ordinal":
         check_order(design.formula.response, frames_of(data, client))

@@ -108,7 +108,6 @@ class Design:
         groups: group terms, also those of parameters.
         answers: levels of a categorical response, the first being the reference; else empty.
         client: name of the column that identifies the client.
-        weights: column or expression of row weights.
         namespace: functions and values of the user, by their names in the formula.
         needed: columns of a table that the right-hand side reads, without that of the client.
     """
@@ -120,7 +119,6 @@ class Design:
     groups: tuple[Grouped, ...]
     answers: tuple[Level, ...]
     client: str
-    weights: str | None
     namespace: Namespace
     needed: tuple[str, ...] = ()
     parameters: Mapping[str, Columns] = field(default_factory=dict)
@@ -202,7 +200,7 @@ class Design:
 
     def of_response(self, role: str, frame: pd.DataFrame) -> np.ndarray:
         """Return a further column of the response, such as "trials", or "weights", [N]."""
-        text = self.weights if role == "weights" else self.formula.columns.get(role)
+        text = self.formula.columns.get(role)
         if text is None or (role == "event" and not self.further[role] <= {*frame}):
             return np.ones(len(frame))  # events, also of new rows
         return self._values(text, frame)
@@ -214,7 +212,8 @@ class Design:
         if (number := _number(text)) is not None:
             return np.full(len(frame), number)
         if text not in self._expressions:
-            self._expressions[text] = Columns(f"0 + {text}", self.clients, self.namespace)
+            right = _right(text, is_response=text == self.formula.response)
+            self._expressions[text] = Columns(right, self.clients, self.namespace)
         return self._expressions[text].evaluate(frame)[:, 0]
 
     @cached_property
@@ -232,10 +231,10 @@ class Design:
 
     def check_columns(self) -> None:
         """Raise ValueError if a column of the design, or of numbers, is not finite numbers."""
-        numbers = [self.weights, *self.formula.columns.values()]
+        numbers = self.formula.columns.values()
         for site, frame in self.clients.frames.items():
             for name in numbers:
-                if name and name in frame and kind_of(frame[name]) != "numbers":
+                if name in frame and kind_of(frame[name]) != "numbers":
                     raise ValueError(
                         f"{site}: column {name} holds text; expected numbers, and got "
                         f"{frame[name].iloc[0]!r} in row 0"
@@ -285,7 +284,7 @@ class Design:
         ends = np.cumsum([0, *map(len, y)])
         rows = [torch.arange(a, b) for a, b in pairwise(ends)]
         weights = None
-        if self.weights is not None:
+        if "weights" in self.formula.columns:
             parts = [tensor(self.of_response("weights", frame)) for frame in frames.values()]
             weights = torch.cat(parts)
         names = tuple(self.places)
@@ -307,7 +306,6 @@ def make_design(
     family: Family,
     *,
     client: str,
-    weights: str | None,
     namespace: Namespace,
 ) -> Design:
     """Return the design that the clients agree on; see `regression`."""
@@ -320,16 +318,14 @@ def make_design(
     names -= set(namespace) - columns
     factors |= {name for group in formula.groups for name in group.factors}
     plain = formula.response.isidentifier()
-    answer = _named(formula.response, namespace, columns)
+    answer = _named(formula.response, namespace, columns, is_response=True)
     if both := sorted(answer & names):
         raise ValueError(
             f"column {both[0]} is in the response and among the predictors; expected it in one"
         )
     further = {role: _named(t, namespace, columns) for role, t in formula.columns.items()}
-    weights = _weights(formula, weights)
     used = [*sorted(answer.union(*further.values()))]
     used += sorted((names | factors | {client}) - answer)
-    used += [weights] if weights and "weights" not in formula.columns else []
     categorical = sorted(factors | {client})
     if family.kind in ("ordinal", "categorical") and plain:
         categorical.append(formula.response)
@@ -349,7 +345,7 @@ def make_design(
     levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
     needed = names.union(levels, *(part[1] for part in seen)) - {client}
     needed |= set().union(*(further.get(role, set()) for role in ("trials", "se")))
-    parts = (formula, family, clients, population, groups, answers, client, weights, namespace)
+    parts = (formula, family, clients, population, groups, answers, client, namespace)
     return Design(*parts, needed=tuple(sorted(needed)), parameters=parameters, further=further)
 
 
@@ -358,13 +354,28 @@ def offset_of(parameter: str) -> str:
     return OFFSET + (f" of {parameter}" if parameter else "")
 
 
-def _named(text: str, namespace: Namespace, columns: set[str]) -> set[str]:
+def _named(
+    text: str, namespace: Namespace, columns: set[str], *, is_response: bool = False
+) -> set[str]:
     """Return the columns in a column, a number or an expression of the response."""
     if text.isidentifier() or text in columns:
         return {text}
     if _number(text) is not None:
         return set()
-    return variables(f"0 + {text}")[0] - (set(namespace) - columns)
+    return variables(_right(text, is_response=is_response))[0] - (set(namespace) - columns)
+
+
+def _right(text: str, *, is_response: bool) -> str:
+    """Return the right-hand side of an expression, in which + and * are those of numbers."""
+    return f"0 + {text}" if is_response or text.startswith("{") else f"0 + {{{text}}}"
+
+
+def _number(text: str) -> float | None:
+    """Return the number that a text is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _number(text: str) -> float | None:

@@ -132,6 +132,18 @@ def read(text: str) -> Formula:
     return Formula(text, response, columns, population, tuple(groups), adds_sigma=adds_sigma)
 
 
+def with_weights(formula: Formula, weights: str | None) -> Formula:
+    """Return a formula with a column of row weights, which must not have one, unless it is None."""
+    if weights is None:
+        return formula
+    if "weights" in formula.columns:
+        raise ValueError(
+            f"weights={weights!r} and weights({formula.columns['weights']}) are both given; "
+            "expected one of them"
+        )
+    return replace(formula, columns={**formula.columns, "weights": weights})
+
+
 def _terms(right: str, text: str) -> tuple[str, list[Group]]:
     """Return population terms and group terms of the right-hand side of a formula."""
     if text.count("(") != text.count(")"):

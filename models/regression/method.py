@@ -97,10 +97,10 @@ class Regression(TableMethod):
 
 def _design_of(design: Design, data: Federation | Tables) -> Design:
     """Return the design of the same formula for other data; its warnings were given before."""
-    how: dict[str, Any] = {"client": design.client, "weights": design.weights}
+    how: dict[str, Any] = {"client": design.client, "namespace": design.namespace}
     with catch_warnings():
         simplefilter("ignore")
-        return make_design(design.formula, data, design.family, namespace=design.namespace, **how)
+        return make_design(design.formula, data, design.family, **how)
 
 
 def parameters(priors: Priors) -> dict[str, str]:

@@ -34,7 +34,9 @@ def source(
     lines += [*listed, DOC, "x, y = batch.x, batch.y"]
     if family.support == "positive":
         lines[-1] = f"x, y = batch.x, batch.y.clamp(min={SMALLEST})"
-    inside, shared, rows = [], [], []
+    inside: list[str] = []
+    shared: list[str] = []
+    rows: list[str] = []
     for parameter, columns in design.predictors.items():
         size = len(design.answers) - 1 if family.kind == "categorical" else 0
         linear = _linear(parameter, columns, priors, x, size, center=center)

@@ -54,7 +54,8 @@ def warn_of_tables(design: Design, tables: Mapping[str, pd.DataFrame]) -> None:
 def _columns(design: Design) -> list[str]:
     """Return the columns of the tables, without those of clients and of row weights."""
     first = next(iter(design.clients.frames.values()))
-    return [name for name in first if name not in (design.client, design.weights)]
+    left = {design.client, *design.further.get("weights", ())}
+    return [name for name in first if name not in left]
 
 
 def _factors(design: Design) -> set[str]:

@@ -66,7 +66,7 @@ def parts(frame):
 
 
 def design_of(formula, frame, family="gaussian", **how):
-    usual = {"client": "client", "weights": None, "namespace": {"knots": [1.0, 2.0]}}
+    usual = {"client": "client", "namespace": {"knots": [1.0, 2.0]}}
     return make_design(read(formula), parts(frame), FAMILIES[family], **{**usual, **how})
 
 

@@ -125,7 +125,7 @@ def test_wrong_formulas(formula, text):
         ("grade ~ x", {"family": "bernoulli"}, "holds text with 3 levels"),
         ("y ~ x", {"weights": "w"}, "unknown column 'w'"),
         ("y ~ x", {"weights": "g"}, "column g holds text; expected numbers"),
-        ("y ~ x", {"weights": "minus"}, "expected a number, at least 0"),
+        ("y ~ x", {"weights": "minus"}, "expected weights of at least 0"),
         ("y ~ x", {"weights": "zero"}, "all its training rows have weight 0"),
         ("y ~ x", {"family": "gausian"}, "did you mean gaussian?"),
         ("y ~ x", {"link": "probit"}, "expected one of identity, log"),
