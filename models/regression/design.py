@@ -378,24 +378,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _number(text: str) -> float | None:
-    """Return the number that a text is, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _weights(formula: Formula, weights: str | None) -> str | None:
-    """Return the column or expression of row weights, of the formula or of the argument."""
-    if weights and "weights" in formula.columns:
-        raise ValueError(
-            f"weights={weights!r} and weights({formula.columns['weights']}) are both given; "
-            "expected one of them"
-        )
-    return formula.columns.get("weights", weights)
-
-
 def _check_answers(
     formula: Formula, family: Family, levels: tuple[Level, ...]
 ) -> tuple[Level, ...]:
