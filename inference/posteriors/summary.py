@@ -32,8 +32,10 @@ def summarize(
     Returns:
         A row for each entry of a variable. Columns are mean, sd, median and the ends of the
         interval, such as "2.5%"; ess_bulk, ess_tail and r_hat of `arviz.ess` and `arviz.rhat`,
-        with r_hat NaN for one run, as it compares runs; and pareto_k and importance_ess of the
-        correction by importance sampling, the worst of all runs (NaN without a correction);
+        where ess_bulk and ess_tail are at most the effective size of the importance samples, from
+        which corrected draws are resampled, and r_hat is NaN for one run, as it compares runs; and
+        pareto_k and importance_ess of the correction by importance sampling, the worst of all runs
+        (NaN without a correction);
         pareto_k is the largest one of the entry's mean, standard deviation and ends of the 95%
         interval, see `tail_shapes`. The attribute "corrected" is that of `to_arviz`.
 
@@ -60,7 +62,10 @@ def summarize(
         for entry, at in coordinates(draws.isel(draws=0, drop=True)):
             place = tuple(at.values())
             diagnostics = [_worst(stats, one, at, name) for one in OF_RUN]
-            rows.append([*(float(column[place]) for column in columns), *diagnostics])
+            numbers = [float(column[place]) for column in columns]
+            size = _importance_size(stats, at)
+            numbers[-3:-1] = [min(number, size) for number in numbers[-3:-1]]
+            rows.append([*numbers, *diagnostics])
             index.append(label + entry.removeprefix(name))
     shown = [f"{100 * end:.4g}%" for end in ends]
     of_arviz = ["ess_bulk", "ess_tail", "r_hat"]
@@ -88,6 +93,16 @@ def _of(function: Any, value: xarray.DataArray, **how: Any) -> np.ndarray:
     values = function(value.to_dataset(name="value"), **how)["value"]
     diagnostic: np.ndarray = values.transpose(*(d for d in value.dims if d not in SAMPLES)).values
     return diagnostic
+
+
+def _importance_size(stats: Any, at: Mapping[Any, int]) -> float:
+    """Return the effective size of the importance samples of all runs, for a variable's entry."""
+    if "importance_ess" not in stats:
+        return np.inf
+    value = stats["importance_ess"]
+    if "client" in value.dims:
+        value = value.isel(client=at["client"]) if "client" in at else value.min("client")
+    return float(value.sum())
 
 
 def _worst(stats: Any, name: str, at: Mapping[Any, int], site: str) -> float:

@@ -75,6 +75,17 @@ class Grouped:
         return len(self.labels) > 1 and self.group.correlated
 
     @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Indices of the effects of each correlation, in the order of the lower triangle."""
+        return [(i, j) for j in range(len(self.entries)) for i in range(j)]
+
+    @property
+    def correlations(self) -> list[str]:
+        """Names of the correlations, such as "Intercept, x"."""
+        names = self.entries
+        return [f"{names[i]}, {names[j]}" for i, j in self.pairs] if self.is_correlated else []
+
+    @property
     def count(self) -> int:
         """Number of levels: of all clients if shared, else the largest number of a client."""
         return max(map(len, self.levels.values()), default=1)

@@ -68,20 +68,31 @@ def ratios(fitted: Any, prob: ProperShare = 0.95, draws: Count | None = None) ->
         ('odds ratio', ['age'])
     """
     method = regression_of(fitted)
-    name = method.design.family.ratio.get(method.link)
+    name = _ratio_name(method)
+    drawn = posterior_draws(fitted, draws)
+    every = coefficient_draws(method, drawn).items()
+    values = {term: value for term, value in every if term.partition(" (")[0] != "Intercept"}
+    table = _ratios(values, prob)
+    table.index.name = name
+    return table
+
+
+def _ratio_name(method: Any) -> str:
+    """Return the name of exp of a coefficient, such as "odds ratio"; raise ValueError if none."""
+    name: str | None = method.design.family.ratio.get(method.link)
     if name is None:
         raise ValueError(
             f"link {method.link} of this family has no ratios; expected a log or logit link, or "
             "use Run.summary for differences"
         )
-    drawn = posterior_draws(fitted, draws)
-    every = coefficient_draws(method, drawn).items()
-    values = {term: value for term, value in every if term.partition(" (")[0] != "Intercept"}
+    return name
+
+
+def _ratios(values: Mapping[Any, Tensor], prob: float) -> pd.DataFrame:
+    """Return median, interval and probability above 1 of exp of draws [S] of each quantity."""
     table = _table({term: value.exp() for term, value in values.items()}, prob)
     above = [float((value > 0).double().mean()) for value in values.values()]
-    table = table.drop(columns=["mean", "sd"]).assign(p_above_1=above)
-    table.index.name = name
-    return table
+    return table.drop(columns=["mean", "sd"]).assign(p_above_1=above)
 
 
 @checked
@@ -90,25 +101,33 @@ def groups(
     group: str | None = None,
     *,
     total: bool = False,
+    ratio: bool = False,
     prob: ProperShare = 0.95,
     draws: Count | None = None,
 ) -> pd.DataFrame:
     """Return effects of groups, as ranef() of lme4, or with total=True coefficients, as coef().
 
+    With ratio=True they are on the scale of `ratios`: an odds ratio of 1.5 of a client's intercept
+    means that its odds are 1.5 times those of a client whose effect is 0.
+
     Args:
         fitted: a run of a regression, or several.
         group: grouping factor, such as "client" or "client:ward"; None is all.
         total: whether to add the population's coefficient of the same term, if there is one.
+        ratio: whether to return ratios, exp of the effects; those of parameters are left out.
         prob: probability of the central interval.
         draws: posterior draws of each run; None is 2,000 in all.
 
     Returns:
-        A row for each factor, level and term, with mean, sd, median and the ends of the interval.
+        A row for each factor, level and term, with mean, sd, median and the ends of the interval;
+        of ratios median, interval and p_above_1, as `ratios` returns them.
 
     Raises:
-        ValueError: if the regression has no group terms, or not this one.
+        ValueError: if the regression has no group terms, or not this one, or exp of an effect has
+            no meaning for the family and the link.
     """
     method = regression_of(fitted)
+    name = _ratio_name(method) if ratio else ""
     design: Design = method.design
     names = [one.group.name for one in design.groups]
     if not names:
@@ -118,13 +137,14 @@ def groups(
     drawn = posterior_draws(fitted, draws)
     values = {}
     for one in design.groups:
-        if group not in (None, one.group.name):
+        if group not in (None, one.group.name) or (ratio and one.parameter):
             continue
         for level, term, effect in _effects(one, drawn, design.client):
             more = _population(method, drawn, term, one.parameter) if total else 0.0
             values[one.group.name, level, of_parameter(one, term)] = effect + more
-    table = _table(values, prob)
+    table = _ratios(values, prob) if ratio else _table(values, prob)
     table.index = pd.MultiIndex.from_tuples(values, names=["group", "level", "term"])
+    table.attrs["ratio"] = name
     return table
 
 

@@ -74,8 +74,9 @@ class Regression(TableMethod):
 
     def variables(self) -> dict[str, str]:
         """Return the parameters that a summary lists, without effects of groups."""
+        assert self.design is not None
         assert self.chosen is not None
-        return parameters(self.chosen)
+        return parameters(self.design, self.chosen)
 
     def predict_table(
         self, run: Any, x: Any, client: str | None, own: Any, options: PredictionOptions
@@ -103,7 +104,7 @@ def _design_of(design: Design, data: Federation | Tables) -> Design:
         return make_design(design.formula, data, design.family, **how)
 
 
-def parameters(priors: Priors) -> dict[str, str]:
+def parameters(design: Design, priors: Priors) -> dict[str, str]:
     """Return the sites of parameters that all clients share, and their names in tables."""
     site_names: dict[str, str] = {}
     for parameter, coefs in priors.predictors.items():
@@ -116,7 +117,10 @@ def parameters(priors: Priors) -> dict[str, str]:
         if name == "cut_first":
             site_names["cutpoints"] = "cutpoints"
         elif name != "cut_gaps":
-            site_names[name] = name
+            site_names.setdefault(name, name)
+    for one in design.groups:
+        if len(one.correlations) == 1:  # of several, the axis has the names
+            site_names[f"corr_{one.name}"] += f"[{one.correlations[0]}]"
     return site_names
 
 
@@ -140,6 +144,9 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
         single = k == 1 and one.kind != "shared"
         if k > 1:
             dims[f"sd_{name}"] = (axis,)
+        if len(one.correlations) > 1:
+            dims[f"corr_{name}"] = (f"{name}_pair",)
+            coords[f"{name}_pair"] = one.correlations
         if not single:
             coords[axis] = one.entries
         effect = () if single else (axis,)

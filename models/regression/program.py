@@ -241,8 +241,10 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
     is_correlated = one.is_correlated
     if is_correlated:
         lines.append(f'{root} = pyro.sample("{root}", {priors.others[f"corr_{name}"]})')
+        first, second = ([pair[place] for pair in one.pairs] for place in (0, 1))
         lines.append(
-            f'pyro.deterministic("corr_{name}", {root} @ {root}.mT, event_dim=2)'
+            f'pyro.deterministic("corr_{name}", ({root} @ {root}.mT)[..., {second}, {first}], '
+            "event_dim=1)"
             if k > 2
             else f'pyro.deterministic("corr_{name}", {root}[..., 1, 0])'
         )

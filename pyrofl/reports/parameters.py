@@ -369,7 +369,7 @@ def _estimates(parameter_tables: ParameterTables) -> Section:
     ).dropna(axis=1)
     section.table(("parameter", *shown.columns), _lines(shown))
     note = "Intervals are central 95% intervals of the posterior. ess_bulk and ess_tail: effective "
-    note += "numbers of draws, of ArviZ."
+    note += "numbers of draws, of ArviZ, and at most that of the importance sample."
     section.note(f"{note} pareto_k: at most 0.7 is reliable." if "pareto_k" in shown else note)
     if parameter_tables.ratios is not None:
         section.table(

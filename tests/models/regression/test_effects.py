@@ -7,6 +7,7 @@ import arviz
 import numpy as np
 import pandas as pd
 import promises
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -349,3 +350,46 @@ def test_every_family_predicts(family, monkeypatch):
         assert found.mean.sum(-1).tolist() == pytest.approx([1.0, 1.0])
     else:
         assert (found.values["5%"] <= found.values["95%"]).all()
+
+
+def test_correlations_have_the_names_of_their_effects():
+    tables = frames()
+    for frame in tables.values():
+        frame["z"] = frame["x"].to_numpy()[::-1] ** 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run = fit("y ~ 1 + (1 + x | client)", tables)
+        many = pyrofl.regression("y ~ 1 + (1 + x + z | client)", federations.from_frames(tables))
+    assert "corr_client[Intercept, x]" in (table := run.summary(100)).index
+    assert not (table["sd"] == 0).any()
+    found = run.hypothesis("corr_client[Intercept, x] < 2", draws=100)
+    assert found["probability"].item() == 1
+    dims, coords = many.axes()
+    assert dims["corr_client"] == ("client_pair",)
+    assert coords["client_pair"] == ["Intercept, x", "Intercept, z", "x, z"]
+    root = torch.linalg.cholesky(torch.tensor([[1.0, 0.1, 0.2], [0.1, 1.0, 0.3], [0.2, 0.3, 1.0]]))
+    conditioned = pyro.poutine.condition(many.model, data={"root_client": root.double()})
+    batch = many.prepare(federations.from_frames(tables)).batch(torch.arange(4))
+    nodes = pyro.poutine.trace(conditioned).get_trace({}, {}, batch).nodes
+    assert nodes["corr_client"]["value"].flatten()[:3].tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_effective_sizes_are_at_most_those_of_the_importance_sample():
+    tables = frames()
+    for frame in tables.values():
+        frame["died"] = [int(i % 3 == 0) for i in range(len(frame))]
+    run = fit("died ~ x + (1 | client)", tables, family="bernoulli")
+    draws = run.to_arviz(20_000, progress=False)
+    table = pyrofl.inference.posteriors.summary.summarize(draws)
+    size = float(draws["sample_stats"]["importance_ess"].min())
+    assert size < 20_000
+    assert table["ess_bulk"].max() == pytest.approx(size)
+    assert (table["ess_tail"] <= size).all()
+    clients = effects.groups(run, ratio=True, draws=500)
+    assert clients.attrs["ratio"] == "odds ratio"
+    effect = run.to_arviz(500, progress=False)["posterior"]["r_client"].sel(client="bern").values
+    row = clients.loc[("client", "bern", "Intercept")]
+    assert row["median"] == pytest.approx(np.exp(np.median(effect)), rel=1e-3)
+    assert row["p_above_1"] == pytest.approx((effect > 0).mean())
+    with pytest.raises(ValueError, match="link identity of this family has no ratios"):
+        effects.groups(fit("y ~ 1 + (1 | client)", frames(), priors=GIVEN), ratio=True)
