@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import bayesian_floors
 import floors
 import good_loop
+import method_loops
 import proximal_loop
 import research_loop
 import torch
@@ -31,13 +32,18 @@ from pyrofl.models import (
     apfl,
     ditto,
     fedavg,
+    fedem,
     fedpop,
     fedprox,
     guides,
+    ifca,
+    metavd,
+    perfedavg,
     pfedbayes,
     pfedme,
     pfedvem,
     pvi,
+    scaffold,
 )
 from pyrofl.models.priors import fixed
 from pyrofl.partitions.federations import split
@@ -285,6 +291,27 @@ BAYESIAN: Mapping[str, tuple[Build, Other]] = {
         lambda data, w: bayesian_floors.fedpop(data, w, CHUNK, burn_in=1, epochs=2),
     ),
 }
+
+
+def several(data: Federation, count: int) -> list[list[Tensor]]:
+    """Return weights of several networks."""
+    return [list(network(data).init(generator(k)).values()) for k in range(count)]
+
+
+def metavd_loop(data: Federation, weights: list[Tensor]) -> Iterator[object]:
+    """Run the loop of MetaVD."""
+    learned = method_loops.hypernetwork(data.clients, weights[0].numel())
+    return method_loops.metavd(data, weights, *learned)
+
+
+METHODS: Mapping[str, tuple[Build, Other]] = {
+    "scaffold": (scaffold.build, method_loops.scaffold),
+    "ifca": (ifca.build, lambda data, _: method_loops.ifca(data, several(data, 2))),
+    "perfedavg": (perfedavg.build, method_loops.perfedavg),
+    "fedem": (fedem.build, lambda data, _: method_loops.fedem(data, several(data, 3))),
+    "pvi": (lambda net: pvi.build(net, warm_start=0, damping=0.1), method_loops.pvi),
+    "metavd": (metavd.build, metavd_loop),
+}
 HEADS = {"fedavg": False, "pfedvem": True}
 
 CASES: Mapping[str, Case] = {
@@ -303,6 +330,11 @@ CASES: Mapping[str, Case] = {
         for name in PROXIMAL
         for setting in ("slices", "dirichlet", "giant")
         if setting == "slices" or name in ("ditto", "pfedme")
+    },
+    **{
+        f"{name}-good-{setting}": Case(partial(compared, setting, *METHODS[name]), 3)
+        for name in METHODS
+        for setting in ("slices", "slices-20", "digits", "digits-20")
     },
     **{
         f"{name}-floor-slices": Case(partial(compared, "slices", *BAYESIAN[name]), 3)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from pyrofl.data import Dataset, Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference.engine.participation import Draw, everyone, fixed
 from pyrofl.partitions.federations import split
 from pyrofl.tensors import generator
@@ -17,17 +18,23 @@ SIDE, CLASSES, ROWS = 28, 10, 5000  # of the synthetic images
 LABELS = tuple(map(str, range(CLASSES)))
 
 
-def synthetic_images() -> Dataset:
-    """Return images [5000, 784]; the brightness of an image depends on its label."""
-    g, y = generator(0), torch.arange(ROWS) % CLASSES
-    x = torch.rand(ROWS, SIDE * SIDE, generator=g) + 0.1 * y[:, None]
-    is_test = torch.rand(ROWS, generator=g) < 0.01
+def synthetic_images(rows: int = ROWS) -> Dataset:
+    """Return images [rows, 784]; the brightness of an image depends on its label."""
+    g, y = generator(0), torch.arange(rows) % CLASSES
+    x = torch.rand(rows, SIDE * SIDE, generator=g) + 0.1 * y[:, None]
+    is_test = torch.rand(rows, generator=g) < 0.01
     return Dataset("synthetic", x, y, is_test, LABELS)
 
 
-def partitioned(spec: str, clients: int = 100) -> Federation:
+def partitioned(spec: str, clients: int = 100, rows: int = ROWS) -> Federation:
     """Return the images, partitioned among clients."""
-    data = split(synthetic_images(), spec, clients=clients, seed=0)
+    data = split(synthetic_images(rows), spec, clients=clients, seed=0)
+    return replace(data, x=data.x.flatten(1))
+
+
+def digits(clients: int) -> Federation:
+    """Return the digits, images [1797, 64], partitioned among clients with five classes each."""
+    data = split(datasets.load("digits"), "slices:5", clients=clients, seed=0)
     return replace(data, x=data.x.flatten(1))
 
 
@@ -62,6 +69,9 @@ class Setting(NamedTuple):
 SETTINGS: Mapping[str, Setting] = {
     "even": Setting(lambda: sized([50] * 100)),
     "slices": Setting(lambda: partitioned("slices:5")),
+    "slices-20": Setting(lambda: partitioned("slices:5", clients=20, rows=1000)),
+    "digits": Setting(lambda: digits(100)),
+    "digits-20": Setting(lambda: digits(20)),
     "dirichlet": Setting(lambda: partitioned("dirichlet:0.3")),
     "zipf": Setting(zipf),
     "giant": Setting(lambda: sized([4000, *(50,) * 99])),

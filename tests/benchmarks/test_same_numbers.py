@@ -12,6 +12,7 @@ from itertools import islice
 import bayesian_floors
 import floors
 import good_loop
+import method_loops
 import proximal_loop
 import pytest
 import research_loop
@@ -26,7 +27,22 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.training import noise
-from pyrofl.models import apfl, ditto, fedavg, fedpop, fedprox, pfedbayes, pfedme, pfedvem, pvi
+from pyrofl.models import (
+    apfl,
+    ditto,
+    fedavg,
+    fedem,
+    fedpop,
+    fedprox,
+    ifca,
+    metavd,
+    perfedavg,
+    pfedbayes,
+    pfedme,
+    pfedvem,
+    pvi,
+    scaffold,
+)
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, generator, role
 
@@ -52,7 +68,11 @@ def alike(digits, monkeypatch) -> Iterator[None]:
     def normals(generators: list[object], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.full((len(generators), *shape), NOISE, dtype=dtype)
 
+    def of_rows(shape: tuple[int, ...], axis: int, generator: object, dtype: torch.dtype) -> Tensor:
+        return torch.full(shape, NOISE, dtype=dtype)
+
     monkeypatch.setattr(noise, "_normals", normals)
+    monkeypatch.setattr(noise, "_of_rows", of_rows)
     monkeypatch.setattr(torch, "randn", full)
     monkeypatch.setattr(torch, "randn_like", lambda v: torch.full_like(v, NOISE))
     monkeypatch.setattr(torch, "randperm", lambda n, generator=None, device=None: torch.arange(n))
@@ -132,6 +152,41 @@ def test_proximal(digits, alike, name):
     found = ours(build(net()), digits)
     known = last(loop(digits, start(digits), 10, 0.1, *settings))
     assert_same(list(role("w", found).values()), known)
+
+
+@pytest.mark.parametrize(("build", "loop"), [(scaffold, "scaffold"), (perfedavg, "perfedavg")])
+def test_one_model(digits, alike, build, loop):
+    found = ours(build.build(net(), lr=0.1), digits)
+    known = last(getattr(method_loops, loop)(digits, start(digits), lr=0.1))
+    assert_same(list(role("w", found).values()), known)
+
+
+@pytest.mark.parametrize(("method", "prefix"), [(ifca, "cluster/w"), (fedem, "component")])
+def test_several_models(digits, alike, method, prefix):
+    built = method.build(net())
+    begin = role(prefix, built.init(generator(0), 4))
+    starts = [list(some) for some in zip(*(v.unbind() for v in begin.values()), strict=True)]
+    known = last(getattr(method_loops, method.__name__.split(".")[-1])(digits, starts))
+    if method is ifca:
+        known = [torch.stack(each) for each in zip(*known, strict=True)]
+    assert_same(list(role(prefix, ours(built, digits)).values()), known)
+
+
+# Where nothing but rounding is left of a gradient, Adam divides it by its epsilon of 1e-8.
+@pytest.mark.parametrize(("epochs", "atol"), [(1, EXACT["atol"]), (3, 1e-5)])
+def test_pvi_of_outputs(digits, alike, epochs, atol):
+    found = ours(pvi.build(net(), epochs=epochs, damping=0.25, warm_start=0), digits)
+    known = last(method_loops.pvi(digits, start(digits), epochs=epochs, damping=0.25))
+    mean = found["shift"] / found["precision"]
+    torch.testing.assert_close(mean, known.detach(), rtol=EXACT["rtol"], atol=atol)
+
+
+def test_metavd(digits, alike):
+    built = metavd.build(net())
+    begin = built.init(generator(0), 4)
+    psi, table = list(role("server/psi", begin).values()), begin["server/embedding"]
+    known = last(method_loops.metavd(digits, list(role("loc", begin).values()), psi, table))
+    assert_same(list(role("loc", ours(built, digits, begin)).values()), known)
 
 
 @pytest.mark.parametrize("chunk_size", [1, CHUNK])
