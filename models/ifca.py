@@ -80,11 +80,13 @@ def build(
 
     def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Assign the client to the cluster with the smallest loss, and copy its model."""
-        scales = pick(received, "prior/*")
+        scales, models = pick(received, "prior/*"), role("cluster", received)
         with torch.no_grad():
             losses = [
-                step.loss(base.model, base.guide, scales, model_of(received, each), data)
-                for each in (torch.full_like(data.ids, k) for k in range(clusters))
+                step.loss(
+                    base.model, base.guide, scales, {n: v[:, k] for n, v in models.items()}, data
+                )
+                for k in range(clusters)
             ]
         nearest = torch.stack(losses).argmin(0)
         return {"cluster": nearest.int()} | model_of(received, nearest)

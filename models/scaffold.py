@@ -36,6 +36,7 @@ from pyrofl.arguments import NotNegative, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.definition.averages import blend
+from pyrofl.inference.definition.elbo import Directed
 from pyrofl.inference.definition.metadata import PER_CLIENT, Metadata
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.programs import Loss, Program
@@ -165,7 +166,11 @@ def build(
         }
         return pooled(server, message, cohort, generator) | changed
 
-    corrected = replace(step, loss=without_drift(step.loss, names))
+    def drift(name: str, received: Tensors, local: Tensors) -> Tensor:
+        """Return the drift correction c - c_j of a parameter's gradient (eq. 3)."""
+        return received[f"control/{name}"] - local[f"own/{name}"]
+
+    corrected = replace(step, loss=Directed(step.loss, tuple(names), drift))
     return replace(
         base,
         name="scaffold",
@@ -200,25 +205,6 @@ def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
         | control
         | under(KNOWN, {n: v.index_fill(0, cohort.ids, 0) for n, v in counts.items()})
     )
-
-
-def without_drift(loss: Loss, names: list[str]) -> Loss:
-    """Return a loss function with the drift correction c - c_j in its gradient only (eq. 3)."""
-
-    def corrected(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
-        """Return the loss [C], with drift correction c - c_j in its gradient but not its value."""
-        drift = [
-            ((received[f"control/{n}"] - local[f"own/{n}"]) * local[n])
-            .reshape(len(batch), -1)
-            .sum(1)
-            for n in names
-        ]
-        term = torch.stack(drift).sum(0)
-        return loss(model, guide, received, local, batch) + term - term.detach()
-
-    return corrected
 
 
 def gradient(

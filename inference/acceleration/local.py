@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 import torch
@@ -21,13 +21,15 @@ from pyrofl.inference.acceleration.groups import (
 )
 from pyrofl.inference.acceleration.recording.recorder import recording
 from pyrofl.inference.acceleration.row_space.alternatives import ShortPhase
-from pyrofl.inference.acceleration.row_space.rewriting import alternatives
+from pyrofl.inference.acceleration.row_space.rewriting import MAX_PHASES, alternatives
 from pyrofl.inference.acceleration.steps import PhaseRun
 from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.seeds import Streams
+from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.training.phases import Trained, TrainingContext
+from pyrofl.inference.training.phases import run_phases as run_as_written
 from pyrofl.inference.training.schedules import minibatches, same_batch
-from pyrofl.tensors import Tensors, as_run, cut, join_up
+from pyrofl.tensors import Tensors, as_run, cut, generator, join_up
 
 
 def run_phases(
@@ -43,7 +45,8 @@ def run_phases(
     """
     method, data = training.method, training.data
     initial_names, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
-    each = [alternatives(method, phase, received, local, data) for phase in phases]
+    names = local | created(training, phases, received, local, cohort)
+    each = [alternatives(method, phase, received, names, data) for phase in phases]
     groups = []
     with recording(training.record, training.rounds):
         for some in alike(sizes, [way.most for way in each]):
@@ -59,6 +62,39 @@ def run_phases(
                 groups.append(part._replace(places=some[part.places], after=group_after))
         after, _ = as_one(groups)
     return after._replace(local=local | after.local)
+
+
+CREATED: dict[object, tuple[object, Tensors]] = {}  # by method, phases and names: see `created`
+
+
+def created(
+    training: TrainingContext,
+    phases: Sequence[Phase],
+    received: Tensors,
+    local: Tensors,
+    cohort: Cohort,
+) -> Tensors:
+    """Return local tensors [1, ...] that updates before the first gradient step create.
+
+    Steps are rewritten by names and shapes of what they read. So these updates are run for one
+    client, once for a method, if they are the library's: a user's may have side effects.
+    """
+    first = tuple(takewhile(closed_form, phases))
+    if not first or len(first) == len(phases):
+        return {}
+    key = *map(id, first), tuple(received), tuple(local), training.data.x.shape[1:]
+    if key not in CREATED:
+        tensors: Tensors = {}
+        if not users_code(first)[0]:
+            trial = training._replace(noise=lambda _: generator(0), order=lambda _: generator(0))
+            one = Cohort(cohort.ids[:1], cohort.size[:1])
+            inputs = cut(received, slice(1)), cut(local, slice(1))
+            after = run_as_written(trial, first, *inputs, one).local
+            tensors = {n: v for n, v in after.items() if n not in local}
+        if len(CREATED) >= MAX_PHASES:
+            CREATED.pop(next(iter(CREATED)), None)
+        CREATED[key] = first, tensors  # stored phases keep their ids
+    return CREATED[key][1]
 
 
 class ClientGroupResult(NamedTuple):
@@ -153,6 +189,11 @@ class GroupedTraining(TrainingContext):
             each = sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
             trained = trained.then(Trained(changed, losses, steps * each, first))
         return changes(local, trained)
+
+
+def closed_form(phase: Phase) -> bool:
+    """Return whether a phase has no gradient step."""
+    return not any(isinstance(update, GradientStep) for update in phase.updates)
 
 
 def changes(local: Tensors, trained: Trained) -> Trained:

@@ -120,6 +120,47 @@ class On:
         return self.loss(self.model, self.guide, received, local, batch)
 
 
+@dataclass(frozen=True)
+class Directed:
+    """Loss function with a constant direction added to its gradient, but not to its value.
+
+    Attributes:
+        loss: the loss.
+        names: local tensors with a direction.
+        direction: (name, received, local) -> direction [C, *p], the same during a phase.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    direction: Callable[[str, Tensors, Tensors], Tensor]
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return each client's loss, [C], whose gradient has the directions added."""
+        along = [
+            (self.direction(n, received, local) * local[n]).reshape(len(batch), -1).sum(1)
+            for n in self.names
+        ]
+        term = torch.stack(along).sum(0)
+        return self.loss(model, guide, received, local, batch) + term - term.detach()
+
+
+@dataclass(frozen=True)
+class OfGradients:
+    """Base class of losses whose gradient combines gradients of another loss.
+
+    They combine gradients and products with its Hessian linearly, unless `is_linear` is false.
+    """
+
+    loss: Loss
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether gradients are combined linearly."""
+        return True
+
+
 @checked
 def elbo(
     num_particles: Count | None = None,

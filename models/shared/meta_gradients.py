@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
+from pyrofl.inference.definition.elbo import OfGradients
 from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.tensors import Tensors, like, pick, total
 
@@ -85,14 +86,31 @@ def maml(
         order: of the outer gradient.
         clip: largest norm of a client's inner gradient.
     """
-    step = descended(loss, names, lr, clip=clip)
+    return Maml(loss, names, lr, order, clip)
 
-    def outer(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+
+@dataclass(frozen=True)
+class Maml(OfGradients):
+    """Loss function on query rows after one step on support rows; see `maml`."""
+
+    names: str
+    lr: float
+    order: Order
+    clip: float | None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether gradients are combined linearly: they are not clipped."""
+        return self.clip is None
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return the MAML loss [C] after the inner step; its gradient is the outer gradient."""
+        loss, order = self.loss, self.order
+        step = descended(loss, self.names, self.lr, clip=self.clip)
         first, second, *last = batch.split(PARTS[order])
-        local, moving = _free(local, names)
+        local, moving = _free(local, self.names)
         after = step(model, guide, received, local, first)
         if order == "exact":
             return loss(model, guide, received, after, _together(second, *last))
@@ -102,12 +120,10 @@ def maml(
         value = loss(model, guide, received, near, second)
         free = {n: v for n, v in local.items() if v.requires_grad}
         g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
-        slopes = _gradient((loss)(model, guide, received, local, *last).sum(), moving)
+        slopes = _gradient(loss(model, guide, received, local, *last).sum(), moving)
         curved = _gradient(total({n: slopes[n] * g[n] for n in moving}).sum(), free)
-        line = total({n: v * (g[n] - lr * curved[n].detach()) for n, v in free.items()})
+        line = total({n: v * (g[n] - self.lr * curved[n].detach()) for n, v in free.items()})
         return value.detach() + (line - line.detach())
-
-    return outer
 
 
 def _free(local: Tensors, names: str) -> tuple[Tensors, Tensors]:

@@ -21,6 +21,7 @@ For a client with few rows this is far smaller than W, which is computed once, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -38,6 +39,7 @@ from pyrofl.tensors import Tensors
 # Local tensors: X X' [C, n, n], X A' [C, k n, out], <A, A> [C, k, k] and A_0 [C, out, in].
 GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
 DIFFERENCES = "rows/apart/"  # prefix of the differences of initial weights from A_0
+DIRECTION = f"{DIFFERENCES}direction"  # constant part of the gradient by the weight
 CENTRE = "rows/centre"  # A_0 in the space, for a prior with a received centre
 
 
@@ -95,13 +97,19 @@ class InRows(NamedTuple):
     moving: tuple[str, ...]  # local tensors
     centre: str  # the received tensor that is the centre of priors, or ""
     decays: bool  # weight decay: a_0 may differ from 1
+    # (received, local) -> constant part [C, out, in] of the gradient by the only weight that moves.
+    # It counts among A, with a = 0 at first and 1 as the gradient of a.
+    direction: Callable[[Tensors, Tensors], Tensor] | None = None
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return inner products of the rows, and coefficients that represent the weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
         differing = {n: local[n] for n in self.moving if not same(local[n], start)}
-        weights = [start, *(v - start for v in differing.values())]
+        apart = {f"{DIFFERENCES}{n}": v - start for n, v in differing.items()}
+        if self.direction:
+            apart[DIRECTION] = self.direction(received, local)
+        weights = [start, *apart.values()]
         (many, wide), k, out = rows.shape[:2], len(weights), start.shape[1]
         gram = torch.bmm(rows, rows.mT).masked_fill_(hidden[:, None], 0)
         outputs = torch.cat([layer_outputs(rows, weight) for weight in weights], 1)
@@ -111,22 +119,21 @@ class InRows(NamedTuple):
             inner[:, i, j] = dot(weights[i], weights[j])
         coefficients = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
         if self.centre:
-            at_start = rows.new_tensor([1] + [0] * len(differing))
+            at_start = rows.new_tensor([1] + [0] * len(apart))
             coefficients[CENTRE] = at_start[None, :, None].expand(many, k, out)
         for name in self.moving:
             coefficients[name] = rows.new_zeros(many, 2 * wide + k, out)
             coefficients[name][:, 2 * wide] = 1
             if name in differing:
                 coefficients[name][:, 2 * wide + 1 + [*differing].index(name)] = 1
-        return coefficients | {
-            f"{DIFFERENCES}{n}": v for n, v in zip(differing, weights[1:], strict=True)
-        }
+        return coefficients | apart
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute the layer's weights after training from the data rows and their coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
-        differences = [local[n] for n in (f"{DIFFERENCES}{m}" for m in self.moving) if n in local]
+        names = *(f"{DIFFERENCES}{m}" for m in self.moving), DIRECTION
+        differences = [local[n] for n in names if n in local]
         weights = {n: rows.new_zeros(len(batch), 0) for n in local if is_temporary(n)}
         for name in self.moving:
             moved, shares = local[name][:, :wide], local[name][:, 2 * wide :, :, None]
@@ -144,10 +151,11 @@ class InRows(NamedTuple):
 
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
-    ) -> tuple[Supervised, Tensors, Tensors]:
+    ) -> tuple[Supervised, Tensors, Tensors, InRowsPrior]:
         """Return a copy of the model that computes the layer from row coefficients, and tensors.
 
-        The returned tensors are the received and local ones that this model reads.
+        The returned tensors are the received and local ones that this model reads. Priors come
+        last.
         """
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
@@ -155,19 +163,25 @@ class InRows(NamedTuple):
         many = local[OUTPUTS].shape[1] // gram.shape[2]
         outputs = [picked(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
 
-        prior = InRowsPrior(layer.name, layer.shape, local[INNER], tuple(self._crossed(many)))
+        prior = InRowsPrior(
+            layer.name,
+            layer.shape,
+            local[INNER],
+            tuple(self._crossed(many)),
+            is_directed=self.direction is not None,
+        )
 
         def run(w: Tensors, _: Tensor) -> Tensor:
             operands = prior.centre, prior, local[OUTPUTS], at, client, gram, *outputs
-            y, prior.half = RowProducts.apply(w[layer.name].squeeze(1), *operands)
+            y, prior.half, prior.along = RowProducts.apply(w[layer.name].squeeze(1), *operands)
             y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
 
         persistent = {n: v for n, v in local.items() if not is_temporary(n)}
         if not self.centre:
-            return replace(model, forward=run), received, persistent
+            return replace(model, forward=run), received, persistent, prior
         received = received | {self.centre: local[CENTRE]}
-        return replace(model, forward=run, change_site=prior), received, persistent
+        return replace(model, forward=run, change_site=prior), received, persistent, prior
 
 
 def is_temporary(name: str) -> bool:
@@ -196,9 +210,11 @@ def layer_outputs(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 class RowProducts(torch.autograd.Function):
-    """Autograd function for a layer's outputs and half the squared distance to its prior mean.
+    """Autograd function for a layer's outputs, and two numbers that its weight contributes.
 
-    Its gradient is by a weight instead of the coefficients: D at the rows, X X' D and the distance.
+    These are half the squared distance to its prior mean, and its product with the constant
+    direction, up to a constant. The gradient is by a weight instead of the coefficients: D at the
+    rows, X X' D, the distance and the direction.
     """
 
     @staticmethod
@@ -212,8 +228,8 @@ class RowProducts(torch.autograd.Function):
         client: Tensor,
         gram: Tensor,
         *outputs: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute a layer's outputs [C, B, out], and half the squared distance to its prior mean.
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute a layer's outputs [C, B, out], half a squared distance, and a product, [C].
 
         Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
         outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.
@@ -223,9 +239,10 @@ class RowProducts(torch.autograd.Function):
         y = whole.view(-1, whole.shape[2]).index_select(0, ctx.rows + n).view(*at.shape, -1)
         for k, output in enumerate(outputs):
             y = torch.addcmul(y, output, whole[:, None, 2 * n + k])
+        along = whole[:, -1].sum(-1) if prior.is_directed else None  # the direction is the last A
         ctx.difference = None
         if centre is None:
-            return y, None
+            return y, None, along
         moved = centre.shape[1] == whole.shape[1]
         ctx.difference = whole - centre if moved else whole
         ctx.along = ctx.difference[:, 2 * n :] if moved else whole[:, 2 * n :] - centre
@@ -239,12 +256,15 @@ class RowProducts(torch.autograd.Function):
             )
         for i, j in prior.crossed:
             half = half + coefficients[:, i] * coefficients[:, j] * prior.inner[:, i, j]
-        return y, half / 2
+        return y, half / 2, along
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to the row coefficients and the prior mean."""
-        (grad, scale), n, centre = grads, ctx.gram.shape[2], None
+        (grad, scale, along), n, centre = grads, ctx.gram.shape[2], None
+        if torch.is_grad_enabled():  # without a prior or a direction, see `with_few_rows`
+            whole = RowGradient.apply(grad, ctx.gram, ctx.rows, ctx.shape)
+            return whole, None, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
         if ctx.difference is None:
             whole = grad.new_empty(ctx.shape)
             whole[:, :n], whole[:, 2 * n :] = 0, 0
@@ -257,4 +277,31 @@ class RowProducts(torch.autograd.Function):
             whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
             if ctx.difference is not None:
                 whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
+        if along is not None:
+            whole[:, -1] += along[:, None]
         return whole, centre, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
+
+
+class RowGradient(torch.autograd.Function):
+    """Autograd function for the gradient by a weight, (D at the rows, X X' D, 0), from that by y.
+
+    Its own gradient is that of the inner product of two weights, D' X and the incoming one: the
+    layer's outputs for the latter. So products with second derivatives are those by the weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, gram: Tensor, rows: Tensor, shape: Size) -> Tensor:
+        """Compute the gradient [C, 2 n + k, out] from that by the outputs, [C, B, out]."""
+        ctx.rows, n = rows + gram.shape[2], gram.shape[2]
+        whole = grad.new_zeros(shape)
+        torch.bmm(gram.mT, grad, out=whole[:, n : 2 * n])
+        whole.view(-1, shape[2]).index_add_(0, rows, grad.reshape(-1, shape[2]))
+        ctx.batch = grad.shape
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the outputs [C, B, out] of the weight that moves along rows alone."""
+        (whole,) = grads
+        entries = whole.reshape(-1, whole.shape[2]).index_select(0, ctx.rows)
+        return entries.view(ctx.batch), None, None, None

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.definition.elbo import Look
+from pyrofl.inference.definition.method import ClosedFormUpdate
 from pyrofl.inference.definition.programs import Likelihood
+from pyrofl.inference.definition.user_code import users_code
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator
 
@@ -32,6 +34,27 @@ def ignores_rows(likelihood: Likelihood, net: Network, x: Tensor) -> bool:
     except Exception:  # of any kind, as the function is anybody's
         return False
     return True
+
+
+def ignores(
+    move: ClosedFormUpdate, names: Collection[str], received: Tensors, local: Tensors
+) -> bool:
+    """Return whether an update of the library depends neither on rows nor on some local tensors.
+
+    A user's function may have side effects; so it is not tried.
+    """
+    if users_code(move)[0]:
+        return False
+    tensors = (
+        {n: torch.full_like(v[:1], 1) for n, v in part.items() if n not in names}
+        for part in (received, local)
+    )
+    try:
+        with torch.no_grad():
+            changed = move(*tensors, cast("Any", Unread()))
+    except Exception:  # of any kind: it reads what is missing
+        return False
+    return not changed.keys() & {*names}
 
 
 def sums(

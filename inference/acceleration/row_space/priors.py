@@ -23,6 +23,8 @@ class InRowsPrior:
             weight is drawn, and read where the layer's outputs are computed.
         half: half the squared distance from it, [C]; computed with the outputs by one function, so
             that gradients of both are added in one tensor.
+        is_directed: whether the last A is a constant direction of the gradient.
+        along: product of the weight with it, up to a constant, [C]; computed like `half`.
     """
 
     name: str
@@ -31,6 +33,8 @@ class InRowsPrior:
     crossed: tuple[tuple[int, int], ...]
     centre: Tensor | None = None
     half: Tensor | None = None
+    is_directed: bool = False
+    along: Tensor | None = None
 
     def __call__(self, name: str, prior: TorchDistribution) -> TorchDistribution:
         """Return the distribution of a site, given that of the model."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, cast
 
 from pyro.distributions import Normal
@@ -16,8 +17,8 @@ from torch import Size, Tensor
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.acceleration.row_space.alternatives import Alternatives, ShortPhase
 from pyrofl.inference.acceleration.row_space.first_layer import FirstLayer, InRows, first_layer
-from pyrofl.inference.acceleration.row_space.linear_views import ignores_rows, sums
-from pyrofl.inference.definition.elbo import Elbo, On, Seen
+from pyrofl.inference.acceleration.row_space.linear_views import ignores, ignores_rows, sums
+from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, Seen
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import Optim, Sgd
 from pyrofl.inference.definition.programs import Loss, Program, Proximal, Supervised, flat
@@ -67,13 +68,19 @@ class ShortElbo:
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return the loss of each client, [C], computed with row coefficients."""
-        short, received, local = self.rows(cast("Supervised", model), received, local, batch)
-        return self.loss(short, guide, received, local, batch)
+        tensors = received, local
+        short, received, local, priors = self.rows(cast("Supervised", model), *tensors, batch)
+        value = self.loss(short, guide, received, local, batch)
+        return value if priors.along is None else value + priors.along - priors.along.detach()
 
 
 def shortened(loss: Loss, rows: InRows) -> Loss:
     """Change a loss function so that it computes the first layer from coefficients of rows."""
-    if isinstance(loss, On):
+    if isinstance(loss, Directed):
+        names = tuple(n for n in loss.names if n not in rows.moving)
+        inner = shortened(loss.loss, rows)
+        return replace(loss, loss=inner, names=names) if names else inner
+    if isinstance(loss, (On, OfGradients)):
         return replace(loss, loss=shortened(loss.loss, rows))
     return ShortElbo(loss, rows)
 
@@ -85,11 +92,13 @@ def with_few_rows(
 
     It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
     network's outputs and perhaps a normal prior with one scale per client around received values.
+    Losses may add a constant direction to the gradient, or combine gradients of ELBOs linearly.
+    Other updates must depend neither on the layer nor on rows.
     """
     steps = [move for move in phase.updates if isinstance(move, GradientStep)]
     readings = (reading(method, step, phase, received, local, data) for step in steps)
     supported = [one for one in readings if one]
-    if not supported or len(supported) < len(phase.updates):
+    if not supported or len(supported) < len(steps):
         return None
     layer, centre = supported[0].layer, max(one.centre for one in supported)
     if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in supported):
@@ -99,13 +108,25 @@ def with_few_rows(
     read = {n for one in supported for n in one.reads}
     if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
         return None
-    weights = len(moving) + max(len(moving), 1 + bool(centre))
+    direction = supported[0].direction
+    if any(one.direction or one.is_derived for one in supported) and (len(steps) > 1 or centre):
+        return None
+    if direction and ({*moving} != read or not {*moving} <= {*direction.names}):
+        return None
+    others = [move for move in phase.updates if not isinstance(move, GradientStep)]
+    if not all(ignores(move, names, received, local) for move in others):
+        return None
+    weights = len(moving) + max(len(moving), 1 + bool(centre)) + 2 * bool(direction)
     most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(centre)))
     if (centre and centre not in local) or not most or not layer.takes(data.x):
         return None
     decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
-    rows = InRows(layer, moving, centre, decays)
-    moves = tuple(replace(step, loss=shortened(step.loss, rows)) for step in steps)
+    towards = partial(direction.direction, moving[0]) if direction else None
+    rows = InRows(layer, moving, centre, decays, towards)
+    moves = tuple(
+        replace(move, loss=shortened(move.loss, rows)) if isinstance(move, GradientStep) else move
+        for move in phase.updates
+    )
     blind = all(one.blind for one in supported)
     short = ShortPhase(moves, phase.epochs, phase.batch, blind)
     return (Phase((rows.begin,)), short, Phase((rows.end,))), most
@@ -118,6 +139,8 @@ class Reading(NamedTuple):
     reads: set[str]  # local tensors
     centre: str  # the received tensor that is the centre of its prior; "" without such a prior
     blind: bool  # only the layer's outputs depend on x
+    direction: Directed | None  # the loss that adds a constant to the gradient, if any
+    is_derived: bool  # the loss is one of gradients, of which second derivatives are taken
 
 
 def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
@@ -135,12 +158,19 @@ def reading(
 ) -> Reading | None:
     """Return the network's first layer and which of its tensors a gradient step reads, or None."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
-    while isinstance(core, (On, Seen)):
+    direction, is_derived = core if isinstance(core, Directed) else None, False
+    core = direction.loss if direction else core
+    while isinstance(core, (On, Seen, OfGradients)):
         if isinstance(core, On):
             model, guide = core.model, core.guide
-        else:
+        elif isinstance(core, Seen):
             views.append(core)
+        elif not core.is_linear:
+            return None
+        is_derived |= isinstance(core, OfGradients)
         core = core.loss
+    if (direction or is_derived) and views:
+        return None
     if not isinstance(core, Elbo) or not isinstance(model, Supervised) or model.forward is not None:
         return None
     layer, homes = first_layer(model.net), model.homes(guide, local)
@@ -165,7 +195,7 @@ def reading(
             return None
         reads |= read
     blind = ignores_rows(model.likelihood, model.net, data.x)
-    return Reading(layer, reads if views else {home}, centre, blind)
+    return Reading(layer, reads if views else {home}, centre, blind, direction, is_derived)
 
 
 def plain(optim: Optim) -> bool:

@@ -38,9 +38,12 @@ from pyrofl.models import (
     fedper,
     fedprox,
     guides,
+    ifca,
     local,
+    perfedavg,
     pfedme,
     pfedvem,
+    scaffold,
 )
 from pyrofl.models.priors import by_name, fixed, proximal
 from pyrofl.nets import Network, build
@@ -57,6 +60,12 @@ TAKEN = {
     "ditto with decay": partial(ditto.build, weight_decay=0.1, momentum=0.5),
     "pfedme": partial(pfedme.build, lr=0.01, steps=3),
     "pfedme with decay": partial(pfedme.build, lr=0.01, steps=2, momentum=0.5, weight_decay=0.1),
+    "scaffold": scaffold.build,
+    "scaffold with momentum": partial(scaffold.build, momentum=0.5, weight_decay=0.1, option="I"),
+    "ifca": ifca.build,
+    "perfedavg": perfedavg.build,
+    "perfedavg, exact": partial(perfedavg.build, order="exact", momentum=0.5),
+    "perfedavg, first": partial(perfedavg.build, order="first", weight_decay=0.1),
     "by name": partial(fedavg.build, prior=by_name({"head.*": fixed(), "*": proximal(0.3)})),
 }
 
