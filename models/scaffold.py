@@ -112,29 +112,31 @@ def build(
         return {"steps": local["steps"] + 1}
 
     def at_received(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the gradient of the loss at the received parameters (option I)."""
-        return gradient(base.model, base.guide, step.loss, names, received, local, data)
+        """Return by how much the gradient at the received parameters exceeds c_j (option I)."""
+        slopes = gradient(base.model, base.guide, step.loss, names, received, local, data)
+        moved = (local["steps"] > 0).to(data.size)
+        return {n: (v - local[f"own/{n}"]).mul_(like(moved, v)) for n, v in slopes.items()}
 
     def along_the_way(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the mean gradient of the client's local steps (option II)."""
-        weight = lr * total_weight(local["steps"], momentum)
-        return {
-            n: local[f"own/{n}"]
-            - received[f"control/{n}"]
-            + (received[n] - local[n]) / like(weight.clamp(min=lr), local[n])
-            for n in names
-        }
+        """Return by how much the mean gradient of the local steps exceeds c_j (option II).
 
-    estimate = at_received if option == "I" else along_the_way
+        That is (w - w_j) / (K lr) - c, by as few passes over memory as possible.
+        """
+        weight = lr * total_weight(local["steps"], momentum)
+        share = torch.where(weight > 0, 1 / weight, 0.0)
+        change = {}
+        for n in names:
+            way = received[n] - local[n]
+            way.addcmul_(like(weight, way), received[f"control/{n}"], value=-1)
+            change[n] = way.mul_(like(share, way))
+        return change
+
+    exceeds = at_received if option == "I" else along_the_way
 
     def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's new control variate (eq. 4), and its change."""
-        moved = local["steps"] > 0
-        new = {
-            n: torch.where(like(moved, v), v, local[f"own/{n}"])
-            for n, v in estimate(received, local, data).items()
-        }
-        change = {n: v - local[f"own/{n}"] for n, v in new.items()}
+        change = exceeds(received, local, data)
+        new = {n: local[f"own/{n}"] + v for n, v in change.items()}
         return under("own", new) | under("change", change)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from promises import others_slow
 from torch import Size, nn
 
+from pyrofl.data import Batch
 from pyrofl.inference.acceleration import groups
 from pyrofl.inference.acceleration import local as training
 from pyrofl.inference.acceleration.row_space import first_layer as layers
@@ -46,6 +47,7 @@ from pyrofl.models import (
     scaffold,
 )
 from pyrofl.models.priors import by_name, fixed, proximal
+from pyrofl.models.shared.meta_gradients import Maml
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors
 
@@ -241,10 +243,22 @@ def optimised_by_adam(method: Method) -> Method:
     return replace(method, phases=(replace(phase, updates=(replace(step, optim=adam(0.1)),)),))
 
 
+def clipped(method: Method) -> Method:
+    """Clip the gradients of the inner step, whose norms are those of the weights."""
+    (phase,) = method.phases
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    assert isinstance(step.loss, Maml)
+    step = replace(step, loss=replace(step.loss, clip=1.0))
+    return replace(method, phases=(replace(phase, updates=(step,)),))
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: fedavg.build(toys.net(), prior=fixed()),
+        lambda: clipped(perfedavg.build(toys.net())),
+        lambda: scaffold.build(toys.net(), prior=fixed()),
         lambda: fedprox.build(toys.net(), prior=dist.Laplace),
         lambda: seen_otherwise(ditto.build(toys.net())),
         lambda: fedavg.build(toys.net(), guide=guides.mean_field),
@@ -253,7 +267,18 @@ def optimised_by_adam(method: Method) -> Method:
         lambda: pfedvem.build(toys.net(), head="fc1.*"),
         lambda: optimised_by_adam(fedavg.build(toys.net())),
     ],
-    ids=["prior", "laplace", "view", "guide", "softmax", "bayes", "first", "adam"],
+    ids=[
+        "prior",
+        "clip",
+        "scaffold",
+        "laplace",
+        "view",
+        "guide",
+        "softmax",
+        "bayes",
+        "first",
+        "adam",
+    ],
 )
 def test_where_the_steps_would_differ_none_is_cut_short(make: Callable[[], Method], always):
     method = make()
@@ -261,6 +286,23 @@ def test_where_the_steps_would_differ_none_is_cut_short(make: Callable[[], Metho
     state = next(federate(method, toys.blobs(), 1, chunk_size=4))
     assert not always
     assert not state.rejected
+
+
+def test_updates_that_may_read_rows_or_the_layer_are_left_alone(always):
+    method = scaffold.build(toys.net(), batch=4)
+    start, train, finish = method.phases
+    step, count = train.updates
+
+    def by_weight(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"steps": local["steps"] + local["w/fc1.weight"].isfinite().flatten(1).any(1)}
+
+    for update in (by_weight, lambda *args: count(*args)):
+        phases = (start, replace(train, updates=(step, update)), finish)
+        state = next(federate(replace(method, phases=phases), toys.blobs(), 1))
+        assert not always
+        toys.assert_same_round(state, next(federate(method, toys.blobs(), 1)), 1e-9, 1e-11)
+        assert always
+        always.clear()
 
 
 def test_rows_that_are_no_vectors_or_of_16_bits_are_left_alone(always):
