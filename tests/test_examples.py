@@ -74,7 +74,7 @@ NEEDED = {"privacy": "dp_accounting"}
 
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 OF_PAPERS = [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"]
-QUICKEST = {"quickstart", "lines", "lora", "new_client", "own_sites", "pfedvem_table", "pull"}
+QUICKEST = {"quickstart", "new_client", "own_sites", "pfedvem_table", "pull"}
 QUICKEST |= {"regimes"}
 
 

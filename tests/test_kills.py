@@ -152,6 +152,7 @@ def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been
     go_on(forked, words(out, 8, 4), whole)
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, forked):
     whole, out = tmp_path / "whole", tmp_path / "both"
 

@@ -73,6 +73,7 @@ def pytest_in(root: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_needs_no_table_of_methods(tree):
     files = ("test_contract.py", "inference/posteriors/test_posterior_files.py")
     told = pytest_in(tree, *files, "-k", QUICK)

@@ -117,6 +117,7 @@ def test_sentences_on_a_program_have_the_numbers_of_the_closed_form(fitted, tmp_
     assert "49" not in page.texts
 
 
+@pytest.mark.slow
 def test_a_run_that_has_not_converged_is_preliminary_and_many_clients_have_room(tmp_path):
     data = rows(tuple(range(3, 63)), tuple(f"ward {j}" for j in range(60)))
     run = pyrofl.fit(pvi.hierarchical(model, data, shared="mu"), data, rounds=2, progress=False)

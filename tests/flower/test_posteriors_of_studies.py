@@ -96,6 +96,7 @@ def test_what_leaves_is_told_before_anything_leaves(name, tmp_path):
     assert "weights" not in leaving(project, rows)
 
 
+@pytest.mark.slow
 def test_a_site_that_is_lost_at_the_last_exchange_is_named(tmp_path):
     """The draws stay those of the guide; the same command corrects them later."""
     project = hospitals.hierarchical(tmp_path / "p", "mixed", rounds=1)
@@ -195,6 +196,7 @@ def test_a_client_whose_rows_contradict_the_structure_is_named(tmp_path):
     assert any(line.startswith(why) for line in said)
 
 
+@pytest.mark.slow
 def test_a_study_continues_with_more_rounds(tmp_path):
     """The draws are then those after the last round, corrected again."""
     project = hospitals.hierarchical(tmp_path / "p", "mixed", rounds=1)

@@ -94,6 +94,7 @@ def test_a_fit_stops_at_the_first_round_at_which_all_is_quiet(data: Federation, 
         assert convergence_status(run.records[:k]).kind == "not converged"
 
 
+@pytest.mark.slow
 def test_a_fit_that_stopped_goes_on_as_if_it_had_not(data: Federation, tmp_path):
     build = method(data, 0.5)
     asked = {"stop_when": "converged", "eval_every": 3, "progress": False}

@@ -90,6 +90,7 @@ def test_own_rows_and_prediction_sets_need_rows_of_one_client(network: pyrofl.Ru
         found.predict(NEW, None, own)
 
 
+@pytest.mark.slow
 def test_names_that_are_numbers_or_differ_from_those_of_the_tables() -> None:
     numbered = {name: frame.assign(ward=k + 1) for k, (name, frame) in enumerate(frames().items())}
     data = federations.from_frames(numbered)

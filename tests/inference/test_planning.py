@@ -59,6 +59,7 @@ def test_a_method_that_is_exact_after_one_round_needs_one():
     assert found.total_seconds == pytest.approx((seconds, seconds))
 
 
+@pytest.mark.slow
 def test_the_range_of_likelihood_factors_has_the_rounds_of_the_fit():
     data = counts()
     method = pyrofl.hierarchical(effects(lambda e: dist.Poisson(e.exp())), data, shared="mu tau")

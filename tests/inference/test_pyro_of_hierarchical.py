@@ -157,6 +157,7 @@ def closed_form(server: Tensors) -> tuple[Tensor, Tensor]:
     return covariance @ pull, covariance
 
 
+@pytest.mark.slow
 def test_nuts_on_the_pair_is_the_closed_form_that_a_client_reaches():
     method = pvi.hierarchical(known_scales, data(), shared="mu", damping=0.5, steps=1)
     *_, before, after = federate(method, data(), 3)

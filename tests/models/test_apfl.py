@@ -75,6 +75,7 @@ def skewed():
 PLAIN = {"epochs": 1, "batch": 5, "lr": 0.05, "momentum": 0.0}
 
 
+@pytest.mark.slow
 def test_the_mixture_is_not_below_the_two_that_it_is_made_of(skewed):
     net = build("mlp:20", (1, 8, 8), 10)
     method, alone = apfl.build(net, **PLAIN), local.build(net, **PLAIN)
@@ -89,6 +90,7 @@ def test_the_mixture_is_not_below_the_two_that_it_is_made_of(skewed):
     assert float(state.client_states["alpha"].min()) > 0.2, "labels are skewed: all need their own"
 
 
+@pytest.mark.slow
 def test_a_share_of_nothing_is_left_again(skewed):
     method = apfl.build(build("mlp:20", (1, 8, 8), 10), alpha=0.0, **PLAIN)
     assert float(last(method, skewed, 1).client_states["alpha"].max()) == 0

@@ -77,7 +77,8 @@ def moments(method: Method, rounds: int, mean: Tensor) -> tuple[Tensor, Tensor, 
     return away.mean(0), pairs.mean(0).view(3, 3), error
 
 
-@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3])
 def test_the_chain_has_the_law_of_its_affine_map(steps):
     lr = 0.0015
     mean, covariance = law(lr, steps)
@@ -130,6 +131,7 @@ def test_chains_reach_arviz_in_their_order():
     assert many < 3 * few  # what is repeated is worth no more
 
 
+@pytest.mark.slow
 def test_the_ensemble_is_the_mean_over_draws():
     data = toys.blobs()
     method = fald.build(toys.net(), lr=1e-4, ensemble=3)

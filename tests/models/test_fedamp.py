@@ -111,6 +111,7 @@ def test_clients_of_one_kind_are_mixed_most(attention):
     close(cloud[6:], models.mean(0).expand(2, -1))  # who comes later
 
 
+@pytest.mark.slow
 def test_it_helps_where_there_are_two_kinds_of_clients():
     data = crossed(8)
     method, plain = fedamp.build(toys.net()), fedavg.build(toys.net())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 import toys
 from checks import close
@@ -116,6 +117,7 @@ def test_alone_it_is_local_on_the_rows_that_are_left():
         close(state.client_states[n], value)
 
 
+@pytest.mark.slow
 def test_it_helps_where_there_are_two_kinds_of_clients():
     data = crossed(8)
     method, plain = fedfomo.build(toys.net()), fedavg.build(toys.net())

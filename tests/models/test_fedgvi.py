@@ -99,6 +99,7 @@ def test_losses_are_their_formulas(kind):
     close(fedgvi.density_power(fn, y, 1e-7), 1 - fn.log_prob(y), 1e-5)
 
 
+@pytest.mark.slow
 def test_wrong_labels_of_some_clients_do_less_harm_than_to_pvi():
     data = pyrofl.federations.split(pyrofl.datasets.load("digits"), "iid", 6, seed=0)
     wrong = data.y.clone()

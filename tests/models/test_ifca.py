@@ -95,6 +95,7 @@ def test_the_server_is_pfedmbs_with_all_weight_on_one_branch(tiny):
         close(value, found[f"branch/{n}"])
 
 
+@pytest.mark.slow
 def test_clients_of_one_kind_find_each_other():
     data = crossed()
     method = ifca.build(toys.net(), lr=0.05)

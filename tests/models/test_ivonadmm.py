@@ -57,7 +57,9 @@ def test_clients_and_server_make_the_steps_of_the_paper(damping):
             close(found[n], value, 1e-7 * float(value.abs().max()))
 
 
-@pytest.mark.parametrize(("batch", "epochs"), [(None, 20), (8, 10)])
+@pytest.mark.parametrize(
+    ("batch", "epochs"), [(None, 20), pytest.param(8, 10, marks=pytest.mark.slow)]
+)
 def test_its_limit_is_the_mean_field_posterior(batch, epochs):
     """Averages of rounds equal the optimum within four standard errors, from ten blocks of rounds.
 

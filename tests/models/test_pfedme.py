@@ -31,6 +31,7 @@ def linear(pull: float, **options: object) -> Method:
     return pfedme.build(build("linear", (2,), 1), **(usual | options))
 
 
+@pytest.mark.slow
 def test_with_exact_inner_steps_the_fixed_point_is_that_of_fedprox(quadratic):
     point = torch.tensor([0.1208, 1.1583], dtype=torch.float64)
     a = torch.linalg.solve(quadratic.precision + torch.eye(2).double(), quadratic.precision)

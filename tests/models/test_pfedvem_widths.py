@@ -146,6 +146,7 @@ def test_widths_of_a_classifier_maximize_the_elbo():
     assert error.median() < 0.1
 
 
+@pytest.mark.slow
 def test_starts_tenfold_apart_end_with_equal_widths_on_digits():
     data = federations.split(datasets.load("digits"), "slices:5", clients=20)
     net = build("mlp:50", (64,), 10)

@@ -94,6 +94,7 @@ def test_values_are_inside_the_supports_of_the_same_draw():
 
 
 # The error of an estimated variance needs fourth moments, which Pareto(2, 3) does not have.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:estimates of corrected draws .* for the sd of above")
 def test_sites_of_clients_with_bounds_of_their_data_are_fitted():
     method = pyrofl.hierarchical(of_data, DATA, shared="mu")

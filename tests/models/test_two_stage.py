@@ -158,6 +158,7 @@ def test_clients_keep_their_draws_while_others_report():
     assert not torch.equal(kept[[1, 2, 4]], held[[1, 2, 4]])
 
 
+@pytest.mark.slow
 def test_absent_clients_have_the_posterior_of_a_new_client():
     method = two_stage.hierarchical(rates, counts(), shared="mean shape", draws=256)
     run = pyrofl.fit(method, counts(), 1, participation=fixed(3), progress=False)

@@ -149,6 +149,7 @@ def test_pooled_coverage_holds_for_clients_that_differ(bins):
     assert 0.9 - BAND * error <= coverage <= 0.9 + (len(sizes) + off) / total + BAND * error
 
 
+@pytest.mark.slow
 def test_coverage_of_new_clients_holds_where_the_pooled_threshold_fails():
     sizes = [400, *[4] * 19]
 

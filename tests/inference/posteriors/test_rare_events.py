@@ -93,6 +93,7 @@ def compare(run: Run, exact: dict[str, tuple[Tensor, Tensor]]) -> None:
     assert np.quantile(posterior["tau"].values, 0.975) == pytest.approx(end, rel=0.15)
 
 
+@pytest.mark.slow
 def test_effects_of_rare_events_have_their_spread(run):
     compare(run, grid(*FEW))
 

@@ -18,7 +18,7 @@ from pyrofl.inference.reference.density import JointDensity
 from pyrofl.inference.reference.joint import alone, joined
 
 
-@pytest.mark.parametrize("model", [hierarchy, outside])
+@pytest.mark.parametrize("model", [hierarchy, pytest.param(outside, marks=pytest.mark.slow)])
 def test_hmc_finds_the_posterior_in_closed_form(model):
     data = federation()
     found = reference.hmc(model, data, 40, 32, shared="mu")
@@ -65,6 +65,7 @@ def funnel(received, local, batch):
             pyro.sample("y", dist.Normal(0.0 * theta, 1.0), obs=batch.y)
 
 
+@pytest.mark.slow
 def test_hmc_reaches_the_neck_and_the_mouth_of_a_funnel():
     """The scale has its prior, with a standard deviation of 3."""
     found = reference.hmc(funnel, federation(), shared="v")
@@ -140,6 +141,7 @@ def test_hmc_says_which_programs_it_cannot_run():
         reference.hmc(stacked, federation(), shared="mu")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_hmc_warns_of_modes_between_which_chains_do_not_move():
     def two(received, local, batch):

@@ -141,7 +141,7 @@ def test_each_client_alone_has_the_posterior_of_one_process(made):
 
 # The odds exp(mu + slope) of clients with few rows have a heavy tail, which is reported.
 @pytest.mark.filterwarnings("ignore:estimates of corrected draws .* for the sd of odds")
-@pytest.mark.parametrize("made", [regression, partitioned])
+@pytest.mark.parametrize("made", [regression, pytest.param(partitioned, marks=pytest.mark.slow)])
 def test_machines_of_several_clients_have_the_correction_of_one_process(made, tmp_path):
     """Each request reaches a new process, which knows no more than its folder."""
     study = Study(made, HOLDERS, 2, tmp_path)

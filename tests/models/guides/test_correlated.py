@@ -153,6 +153,7 @@ def test_a_copula_has_the_marginals_of_jones_and_pewsey():
     close(torch.cov(y.T), COVARIANCE / sd / sd[:, None], 4 * (2 / 20_000) ** 0.5)
 
 
+@pytest.mark.slow
 def test_a_flow_bends_where_a_normal_cannot():
     # A banana: b is near a_1^2. The evidence is log 1 = 0, so the loss is KL(q, p).
     def banana(received: Tensors, local: Tensors, batch: Batch) -> None:

@@ -18,6 +18,7 @@ from pyrofl.models.likelihood_factors.leaving import LEAST, inverse, positive
 from pyrofl.returned import ClientError
 
 
+@pytest.mark.slow
 def test_chains_that_do_not_move_are_no_posterior(monkeypatch):
     data = federations.split(datasets.load("eight_schools"), "groups", 8)
     method = likelihood_factors.hierarchical(programs.eight_schools, data, shared="mu tau")

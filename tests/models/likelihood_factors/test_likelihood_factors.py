@@ -390,6 +390,7 @@ def two_modes(received, local, batch):
             pyro.sample("y", dist.Normal(a.square(), 0.5), obs=batch.y)
 
 
+@pytest.mark.slow
 def test_a_posterior_of_several_modes_is_reported():
     rng = np.random.default_rng(0)
     parts = {}

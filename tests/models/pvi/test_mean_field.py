@@ -44,6 +44,7 @@ def test_natural_gradients_reach_the_mean_field_optimum_with_few_clients_in_a_ro
     assert float((sd / width - 1).abs().max()) < 4e-3
 
 
+@pytest.mark.slow
 def test_minibatches_leave_the_optimum_where_it_is():
     method = pvi.build(
         NET, **WEIGHTS, optimizer="natural", num_particles=16, epochs=40, batch=5, warm_start=2

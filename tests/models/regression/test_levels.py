@@ -130,6 +130,7 @@ def test_classes_of_a_federation_have_the_order_of_numbers_or_of_classes() -> No
         of(None, np.array(WORDS)[y % 3])
 
 
+@pytest.mark.slow
 def test_the_command_line_declares_levels(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     frames = tables(words).frames

@@ -21,7 +21,7 @@ from pyrofl.models.regression.effects import coefficient_draws
 from pyrofl.models.regression.prediction import posterior_draws
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())["estimates"]
-QUICK = ("gaussian, weights", "gaussian, offset", "poisson, offset", "poisson, weights", "cox")
+QUICK = ("gaussian, weights", "gaussian, offset", "poisson, offset", "poisson, weights")
 SHIFT, RATIO = 0.15, 0.07  # in standard errors, and of standard deviations
 SKEWED = {("zero inflated", "Intercept"): (0.2, 0.2)}  # as few zeros are inflated
 
