@@ -68,7 +68,7 @@ ONE = [
     ("pvi", "diagonal", pvi.build(net, lr=1.0, epochs=3, **fixed), 15),
     ("fisher", "full", fisher.build(net, **full, **sgd, **fixed), 1),
     ("fisher", "diagonal", fisher.build(net, **sgd, **fixed), 1),
-    ("fola", "full, together, 1 round", fola.build(net, together=True, **full, **sgd, **fixed), 1),
+    ("fola", "full, together, 1 round", fola.build(net, multiply=True, **full, **sgd, **fixed), 1),
     ("fola", "full, 5 rounds", fola.build(net, **full, **sgd, **fixed), 5),
     ("fola", "full, 20 rounds", fola.build(net, **full, **sgd, **fixed), 20),
     (

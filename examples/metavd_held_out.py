@@ -57,7 +57,7 @@ def fit(on: str, dropout: str, seed: int) -> dict[tuple[str, str], Bins]:
 
     def at(number: int) -> pyrofl.Method:
         own = {"on": on, "dropout": dropout, "lr": RATES[on], "hyper_lr": args.hyper_lr}
-        return metavd.build(net, **own, done=number / rounds)
+        return metavd.build(net, **own, elapsed=number / rounds)
 
     run = pyrofl.fit(
         at, data, rounds, seed=seed, participation=pyrofl.participation.fixed(10), progress=False

@@ -57,7 +57,7 @@ class Descent(TypedDict, total=False):
     momentum: ShareBelowOne
     weight_decay: NotNegative
     decay: bool
-    done: Share | None
+    elapsed: Share | None
     fine_tune: Whole
 
 
@@ -99,7 +99,7 @@ def build(
     momentum: ShareBelowOne = 0.9,
     weight_decay: NotNegative = 0.0,
     decay: bool = False,
-    done: Share | None = None,
+    elapsed: Share | None = None,
     fine_tune: Whole = 0,
     aggregation: str | Combine = "mean",
 ) -> Method:
@@ -121,7 +121,7 @@ def build(
         momentum: of SGD, which starts afresh each round.
         weight_decay: of SGD, on the same scale: a normal prior of variance 1 / (weight_decay n_j).
         decay: train with a tenth of lr from 30% of the rounds on, a hundredth from 60% on (FedBE).
-        done: share of the rounds that are over, for `decay`; None: it has not begun.
+        elapsed: share of the rounds that are over, for `decay`; None: it has not begun.
         fine_tune: local epochs before testing; 0 tests the global model alone.
         aggregation: how the server makes one model of the clients': "mean" is the paper's,
             "median", "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `get_rule`.
@@ -153,7 +153,7 @@ def build(
         """Return the server's initial state: parameters drawn by the network's initialization."""
         return q.start(net.init(generator))
 
-    optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
+    optim = sgd(decayed(lr, elapsed if decay else None), momentum, weight_decay=weight_decay)
     step = GradientStep(q.names, optim, elbo(num_particles if q.random else None, mean=True))
     train = Phase((step,), epochs, batch)
     return Method(

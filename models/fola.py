@@ -63,7 +63,7 @@ def build(
     prior: Prior = STANDARD,
     guide: guides.Family = guides.mean_field,
     strength: NotNegative = 1.0,
-    together: bool = False,
+    multiply: bool = False,
     epochs: Whole = 5,
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
@@ -80,7 +80,7 @@ def build(
             dist.Normal(0.0, 1.0).
         guide: `mean_field` for diagonal precisions, the paper's, or `full_covariance`.
         strength: of the prior while clients train; 1 is Bayes.
-        together: multiply what clients learned, instead of the mean of it.
+        multiply: multiply what clients learned, instead of the mean of it.
         epochs: local epochs.
         batch: rows in a step, and of what F_j is added up from; None takes all.
         lr: learning rate; the loss is a mean over the rows.
@@ -124,14 +124,14 @@ def build(
 
     def next_prior(server: Tensors, pooled: Tensors) -> Tensors:
         """Return guide parameters of the new global posterior, the next round's prior."""
-        if together:
+        if multiply:
             prior = prior_of({n: v[None] for n, v in server.items()})
             old = core.factor(prior["precision"], prior["mean"])
             pooled = {n: v[0] + pooled[n] for n, v in old.items()}
         return core.posterior(pooled) | {"begun": torch.ones_like(server["begun"])}
 
     pooling = Aggregator({"*": by_size}, next_prior, aggregation)
-    if together:
+    if multiply:
         pooling = replace(pooling, weights={"*": WeightedSum(uniform)}, transform=changes)
     phases = core.training(epochs, batch, lr, momentum, strength, clip)
     return Method(

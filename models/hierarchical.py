@@ -29,7 +29,7 @@ def hierarchical(
     *,
     shared: str,
     guide: Family | None = None,
-    wide: Positive = 10.0,
+    improper_sd: Positive = 10.0,
 ) -> Method:
     """Build the method with the fewest rounds for your own hierarchical Pyro program.
 
@@ -49,7 +49,8 @@ def hierarchical(
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
         guide: of the shared sites, by PVI, such as `guides.flow(3)`; see `pvi.hierarchical`.
-        wide: standard deviation of improper priors before round one; without effect on the result.
+        improper_sd: standard deviation of improper priors before round one; it does not change
+            the result.
 
     Returns:
         The method, for `fit`; its name is "likelihood_factors" or "pvi".
@@ -78,16 +79,18 @@ def hierarchical(
         'converged'
     """
     if guide:
-        method = pvi.hierarchical(model, data, shared=shared, guide=guide, wide=wide)
+        method = pvi.hierarchical(model, data, shared=shared, guide=guide, improper_sd=improper_sd)
         sites = f"{method.metadata.sites}; method: PVI, as a guide is given"
         return replace(method, metadata=replace(method.metadata, sites=sites))
     try:
-        method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
+        method = likelihood_factors.hierarchical(
+            model, data, shared=shared, improper_sd=improper_sd
+        )
         assert isinstance(method.model, Structure)
         once = needs_one_round(method.model, data.dtype)
         chosen = f"likelihood factors{', 1 round' if once else ''}"
     except OtherStructure as error:
-        method = pvi.hierarchical(model, data, shared=shared, wide=wide)
+        method = pvi.hierarchical(model, data, shared=shared, improper_sd=improper_sd)
         chosen = f"PVI, as {error.reason}"
     sites = f"{method.metadata.sites}; method: {chosen}"
     return replace(method, metadata=replace(method.metadata, sites=sites))

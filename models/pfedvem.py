@@ -95,10 +95,10 @@ def build(
     prior: priors.PriorFamily = dist.Normal,
     guide: guides.Family | None = None,
     confidence: Confidence = "full",
-    fresh_tau: bool = False,
+    confidence_after_training: bool = False,
     m_step_iters: arguments.Count = 1,
     beta: arguments.ShareBelowOne = 0.0,
-    own_base: bool = True,
+    personal_base: bool = True,
     prior_scale: arguments.Positive | None = None,
     init_scale: arguments.Positive = 1.0,
     num_particles: arguments.Count = 5,
@@ -120,11 +120,11 @@ def build(
             ELBO for the normal alone.
         guide: Family of q(w_j) that replaces the guide below, which is `guides.mean_field`.
         confidence: Eq. 8 or an ablation; where the spread is zero it stays, at first 1 / scale^2.
-        fresh_tau: Report the confidence after local training instead of before.
+        confidence_after_training: Report the confidence after local training instead of before.
         m_step_iters: Iterations of eqs. 9 and 8 at the server; above 1 variances are sent too.
         beta: Fraction of its old state that the server keeps; `beta` of pFedMe is the fraction that
             it replaces, 1 - beta.
-        own_base: Test the personal model with the client's own base, else with the received one.
+        personal_base: Test the personal model with the client's own base, not the received one.
         prior_scale: Scale s of the variant that learns the widths of q(w_j), such as 1; see above.
             None is the paper's schedule, whose widths stay near `init_scale`, and takes a fifth of
             the time on handwritten digits.
@@ -189,7 +189,7 @@ def build(
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the posterior of the client's head with the common head as mean."""
-        own = renamed(received, {"base": "own"}) if own_base else {}
+        own = renamed(received, {"base": "own"}) if personal_base else {}
         tau = torch.full_like(cohort.size, init_scale**-2)
         return q.start(role("loc", received)) | own | {"tau": tau}
 
@@ -210,9 +210,11 @@ def build(
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the posterior mean and other tensors that the client sends or stores."""
         result = under("mean", q.moments(received, local, data)[0])
-        result |= renamed(local, {"base": "own"}) if own_base else {}
+        result |= renamed(local, {"base": "own"}) if personal_base else {}
         result |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
-        return result | (update_confidence(received, local, data) if fresh_tau else {})
+        return result | (
+            update_confidence(received, local, data) if confidence_after_training else {}
+        )
 
     def alternate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator

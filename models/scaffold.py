@@ -81,8 +81,8 @@ def build(
     """
     settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
-    done = settings.get("done") if settings.get("decay") else None
-    lr, momentum = decayed(settings["lr"], done), settings["momentum"]
+    elapsed = settings.get("elapsed") if settings.get("decay") else None
+    lr, momentum = decayed(settings["lr"], elapsed), settings["momentum"]
     if not lr > 0:
         raise ValueError(f"lr is {lr}; expected a number above 0, by which eq. 4 divides")
     if remember and (how := settings.get("aggregation", "mean")) != "mean":

@@ -373,7 +373,12 @@ def _starts(
 
 @checked
 def hierarchical(
-    model: Program, data: Federation, *, shared: str, draws: Count = 1024, wide: Positive = 10.0
+    model: Program,
+    data: Federation,
+    *,
+    shared: str,
+    draws: Count = 1024,
+    improper_sd: Positive = 10.0,
 ) -> Method:
     """Build the two-stage method for your own hierarchical Pyro program; one round suffices.
 
@@ -387,7 +392,8 @@ def hierarchical(
             clients, such as "mu tau" or "beta_*"; others are each client's own.
         draws: posterior draws S that a client sends; the work of the server grows with S and the
             number of clients.
-        wide: standard deviation of improper priors to start with; without effect on the result.
+        improper_sd: standard deviation of improper priors before round one; it does not change
+            the result.
 
     Returns:
         A method whose server draws from the posterior in every round. The second round has less
@@ -417,7 +423,9 @@ def hierarchical(
         (10, 8)
     """
     one = on_cpu(data.batch(torch.tensor([0])))
-    shared_sites, client_sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
+    shared_sites, client_sites = layouts(
+        model, one, shared, improper_sd, rows=int(data.sizes.max())
+    )
     declared = Declared(model, data, shared_sites, client_sites)
     declared.check()
     if not client_sites.size:

@@ -37,13 +37,18 @@ WORDS |= {
 }
 
 RENAMED = {
+    "done": "elapsed",
+    "fresh_tau": "confidence_after_training",
     "hold_back": "validation_fraction",
+    "own_base": "personal_base",
     "particles": "num_particles",
     "server": "server_data",
     "settings": "trials",
     "share": "validation_fraction",
+    "together": "multiply",
     "tries": "trials",
     "unlabelled": "server_data",
+    "wide": "improper_sd",
 }
 """Former name of an argument or option -> its name."""
 

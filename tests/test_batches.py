@@ -127,7 +127,7 @@ OTHERS = {
     ),
     "fisher, full": case("fisher", guide=guides.full_covariance),
     "fola, full": case("fola", guide=guides.full_covariance),
-    "fola, together": case("fola", together=True),
+    "fola, multiply": case("fola", multiply=True),
     "pfedmb with a Dirichlet": case("pfedmb", guide="dirichlet", branches=2),
 }
 OWN = {
@@ -197,7 +197,7 @@ def test_factors_of_partial_participation_reach_the_posterior_of_all(name):
     close(root @ root.T, exact[1], 1e-6)
 
 
-@pytest.mark.parametrize("build_method", [fisher.build, partial(fola.build, together=True)])
+@pytest.mark.parametrize("build_method", [fisher.build, partial(fola.build, multiply=True)])
 def test_one_round_of_some_is_the_posterior_of_their_rows(build_method):
     method = build_method(of_rows(), **FULL, **SGD)
     state = toys.last(method, alike(), 1, participation=bernoulli(0.6), chunk_size=1, seed=1)

@@ -218,7 +218,7 @@ METHODS = {
     "consensus": consensus,
     "fedavg_laplace": fedavg_laplace,
     "fisher": partial(of_network, fisher.build, guide=FULL),
-    "fola": partial(of_network, fola.build, guide=FULL, together=True),
+    "fola": partial(of_network, fola.build, guide=FULL, multiply=True),
     "fedlap": partial(of_network, fedlap.build, covariance="full", newton=True, damping=1.0),
     "hmc": hmc,
     "nuts": nuts,

@@ -56,7 +56,9 @@ __all__ = ["hierarchical"]
 
 
 @checked
-def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positive = 10.0) -> Method:
+def hierarchical(
+    model: Program, data: Federation, *, shared: str, improper_sd: Positive = 10.0
+) -> Method:
     """Build likelihood factors for your own hierarchical Pyro program; few rounds suffice.
 
     Args:
@@ -68,7 +70,8 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         shared: names or shell patterns, separated by spaces, of the sites that are one for all
             clients, such as "mu tau" or "beta_*"; others are each client's own.
             Both are shown before the fit, and by `print(method)`.
-        wide: standard deviation of improper priors before round one; without effect on the result.
+        improper_sd: standard deviation of improper priors before round one; it does not change
+            the result.
 
     Returns:
         A method whose server draws from the posterior in every round. One round suffices for linear
@@ -98,6 +101,6 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         >>> tuple(run.posterior(10)["theta"].shape)
         (10, 8)
     """
-    structure, text = find_structure(model, data, shared, wide)
+    structure, text = find_structure(model, data, shared, improper_sd)
     one = blank(on_cpu(data.batch(torch.tensor([0]))))
     return LikelihoodFactors(structure, one).method(text)

@@ -43,7 +43,7 @@ CHECKED = 4  # random points at which each client checks the structure
 
 
 def find_structure(
-    program: Program, data: Federation, shared: str, wide: float
+    program: Program, data: Federation, shared: str, improper_sd: float
 ) -> tuple[Structure, str]:
     """Return the structure of a program, and a description of its sites.
 
@@ -57,20 +57,25 @@ def find_structure(
         with pyro.validation_enabled(False):  # whole and other numbers are simulated
             shown = simulated(program, data)
             try:
-                return _found(program, data, shown, shown.clients, shared, wide)
+                return _found(program, data, shown, shown.clients, shared, improper_sd)
             except (RuntimeError, IndexError) as error:  # such as of a matrix of covariates
                 raise unsuitable(error) from error
-    return _found(program, data, data, min(CLIENTS, data.clients), shared, wide)
+    return _found(program, data, data, min(CLIENTS, data.clients), shared, improper_sd)
 
 
 def _found(
-    program: Program, data: Federation, shown: Federation, count: int, shared: str, wide: float
+    program: Program,
+    data: Federation,
+    shown: Federation,
+    count: int,
+    shared: str,
+    improper_sd: float,
 ) -> tuple[Structure, str]:
     """Return the structure that the first clients' rows show, which may be simulated."""
     one, rows = on_cpu(shown.batch(torch.tensor([0]))), int(data.sizes.max())
     if moving := with_own_support(program, shown):
         raise OtherStructure(f"the support of site {moving[0]!r} depends on other sites or on data")
-    declared = Declared(program, shown, *layouts(program, one, shared, wide, rows=rows))
+    declared = Declared(program, shown, *layouts(program, one, shared, improper_sd, rows=rows))
     declared.check()
     if shown is data:  # simulated rows may be outside of supports
         declared.check_responses()
@@ -81,7 +86,7 @@ def _found(
     bare = Structure(
         program, centered, declared.shared_sites, declared.client_sites, torch.zeros(0, 0)
     )
-    shared_sites, client_sites = layouts(bare, one, shared, wide, rows=rows)
+    shared_sites, client_sites = layouts(bare, one, shared, improper_sd, rows=rows)
     if client_sites.of_rows and rows > ROWS:
         name = name_of(client_sites.of_rows[0])
         raise OtherStructure(

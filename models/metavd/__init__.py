@@ -163,7 +163,7 @@ def build(
     prune: Rate | Literal["snip"] | None = None,
     prune_from: Share = 0.15,
     sparsity: ShareBelowOne = 0.7,
-    done: Share | None = None,
+    elapsed: Share | None = None,
     aggregation: str | Combine = "mean",
 ) -> Method:
     """Build MetaVD (meta-variational dropout), one of its ablations, or its base method alone.
@@ -209,7 +209,7 @@ def build(
             0.9); "snip" drops the least sensitive ones for good after round one.
         prune_from: share of the rounds before the former starts.
         sparsity: share of the weights that "snip" drops.
-        done: share of the rounds that are over; None: no schedule, as after it.
+        elapsed: share of the rounds that are over; None: no schedule, as after it.
         aggregation: how the server makes one theta of the clients', as in `fedavg.build`, and one
             s for "vd". Other than "mean" it weighs by size: a bad client may claim any precision.
             What the hypernetwork learns is not robust, but its steps are bounded.
@@ -266,7 +266,7 @@ def build(
     rate = None if prune is None or prune == "snip" else prune
     if rate is not None and not q.random:
         raise ValueError(f"prune is {rate} where no weight is random; expected 'snip' or None")
-    limit = rate if done is None or done >= prune_from else None
+    limit = rate if elapsed is None or elapsed >= prune_from else None
     weights = sum(shape.numel() for shape in shapes.values())
     exactly = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
     first = role("spread", q.start(exactly))
@@ -354,7 +354,7 @@ def build(
         pair = layers.programs()
     elif q.random and logit_average:
         pair = model_with(of_training), q
-    loss = objective(pair, weights, num_particles if q.random else None, beta, done)
+    loss = objective(pair, weights, num_particles if q.random else None, beta, elapsed)
     to_predict = (
         (lambda server, cohort: begun(download(server, cohort))) if head == "code" else None
     )
@@ -383,7 +383,7 @@ def build(
                 **source.metadata,
                 **({SATURATED: RUNAWAY} if q.random else {}),
                 **({} if prune is None else {"*": SPARSE}),
-                **({both: INCOMPARABLE} if warm_up(done) < 1 else {}),
+                **({both: INCOMPARABLE} if warm_up(elapsed) < 1 else {}),
             },
             statistics=statistics,
             reads={"model": model, "guide": q},

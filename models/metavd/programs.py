@@ -126,7 +126,7 @@ def objective(
     weights: int,
     num_particles: int | None,
     beta: float | None = None,
-    done: float | None = None,
+    elapsed: float | None = None,
 ) -> Loss:
     """Return the loss function: mean -log p(y | w) per row plus beta times mean KL per weight.
 
@@ -137,9 +137,9 @@ def objective(
         weights: number of random weights.
         num_particles: Monte Carlo draws; None for points.
         beta: weight of the mean divergence per weight.
-        done: fraction of the rounds that are over.
+        elapsed: fraction of the rounds that are over.
     """
-    warmth = warm_up(done)
+    warmth = warm_up(elapsed)
 
     def share(received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         exact = torch.ones_like(batch.size)
@@ -169,11 +169,11 @@ def divergence(name: str, q: TorchDistribution, prior: TorchDistribution) -> Ten
     return divergence_of_q
 
 
-def warm_up(done: float | None) -> float:
+def warm_up(elapsed: float | None) -> float:
     """Return the weight of the KL term, which rises to 1 in the first 2% of the rounds.
 
     It is sigmoid(12 (t - 1/2)) at a fraction t of these rounds, and then 1.
     """
-    if done is None or done > WARM_UP:
+    if elapsed is None or elapsed > WARM_UP:
         return 1.0
-    return 1 / (1 + math.exp(-12 * (done / WARM_UP - 0.5)))
+    return 1 / (1 + math.exp(-12 * (elapsed / WARM_UP - 0.5)))

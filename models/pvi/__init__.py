@@ -267,7 +267,7 @@ def hierarchical(
     steps: Whole | None = None,
     batch: Count | None = None,
     lr: PositiveShare = 1.0,
-    wide: Positive = 10.0,
+    improper_sd: Positive = 10.0,
 ) -> Method:
     """Build PVI (partitioned variational inference) for your own hierarchical Pyro program.
 
@@ -298,7 +298,7 @@ def hierarchical(
         batch: rows in a step; None takes all, as do the gradients that a guide needs, and as it
             must be with latent sites of rows.
         lr: of natural gradients; of all rates, where there is a guide.
-        wide: initial standard deviation for improper priors, without effect on the result.
+        improper_sd: initial standard deviation for improper priors, without effect on the result.
 
     Raises:
         ValueError: if num_particles is odd, a pattern of shared matches no site, the prior of a
@@ -334,7 +334,7 @@ def hierarchical(
     one = data.batch(torch.tensor([0]))
     program, model = model, freed(model, data)
     model = decentred(model, one) if covariance == "full" else model
-    sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
+    sites = layouts(model, one, shared, improper_sd, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):
         condition = f"batch is {batch}" if batch else "there is a guide"
         raise ValueError(

@@ -13,13 +13,13 @@ from pyrofl.recipes import rebuildable
 
 
 @checked
-def decayed(lr: float, done: Share | None) -> float:
+def decayed(lr: float, elapsed: Share | None) -> float:
     """Return a learning rate that is divided by 10 at 30% and again at 60% of the rounds.
 
     >>> [decayed(1.0, done) for done in (None, 0.29, 0.3, 0.6)]
     [1.0, 1.0, 0.1, 0.01]
     """
-    return lr / 10.0 ** sum(done is not None and done >= share for share in (0.3, 0.6))
+    return lr / 10.0 ** sum(elapsed is not None and elapsed >= share for share in (0.3, 0.6))
 
 
 @rebuildable

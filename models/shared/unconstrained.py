@@ -240,7 +240,7 @@ def with_hidden_rows(program: Program, client_sites: Layout) -> Program:
 
 
 def layouts(
-    program: Program, batch: Batch, shared: str, wide: float, draws: int = 512, rows: int = 1
+    program: Program, batch: Batch, shared: str, improper_sd: float, draws: int = 512, rows: int = 1
 ) -> tuple[Layout, Layout]:
     """Return vector layouts of a program's shared and other latent sites, from prior draws.
 
@@ -253,7 +253,7 @@ def layouts(
     seen = dict(latent(trace))
     if not seen:
         raise ValueError("the program has no latent site; give the unknowns priors by pyro.sample")
-    sites = [_look(name, site, wide, rows) for name, site in seen.items()]
+    sites = [_look(name, site, improper_sd, rows) for name, site in seen.items()]
     names = [name_of(site.name) for site in sites]
     shared_sites = tuple(s for s, n in zip(sites, names, strict=True) if matches(n, shared))
     if not shared_sites:
@@ -296,7 +296,9 @@ def _scales(
     return indices if bool((indices >= 0).any()) else None
 
 
-def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
+def of_network(
+    net: Network, prior: Prior, improper_sd: float, shared: str = "*"
+) -> tuple[Layout, Layout]:
     """Return vector layouts of a network's shared and other parameters.
 
     Raises:
@@ -310,7 +312,7 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
             for n, shape in net.shapes.items():
                 pyro.sample(n, prior_of(n, shape, received, local, data))
 
-    return layouts(drawn, nobody(), shared, wide, draws=64)
+    return layouts(drawn, nobody(), shared, improper_sd, draws=64)
 
 
 def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
@@ -352,7 +354,7 @@ def spread_by_others(fn: Any) -> bool:
     return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())
 
 
-def _look(name: str, site: Any, wide: float, rows: int) -> LatentSite:
+def _look(name: str, site: Any, improper_sd: float, rows: int) -> LatentSite:
     """Return the description of a traced latent site: transform, plate, approximate prior."""
     fn, value = site["fn"], site["value"]
     own, places = place_of(name, site)
@@ -361,22 +363,22 @@ def _look(name: str, site: Any, wide: float, rows: int) -> LatentSite:
     shape = free.shape[3:]
     # All rows have one prior, that of the first client's; places of another plate each their own.
     entries, again = (shape.numel(), rows) if own == "rows" else (places * shape.numel(), 1)
-    mean, sd, exact = _stand_in(base_of(fn), value, free, entries, wide)
+    mean, sd, exact = _stand_in(base_of(fn), value, free, entries, improper_sd)
     return LatentSite(
         name, shape, transform, mean.repeat(again), sd.repeat(again), exact, own, places * again
     )
 
 
 def _stand_in(
-    base: Any, value: Tensor, free: Tensor, entries: int, wide: float
+    base: Any, value: Tensor, free: Tensor, entries: int, improper_sd: float
 ) -> tuple[Tensor, Tensor, bool]:
     """Return mean and sd of a prior's normal approximation, and whether it is exact."""
     flat = free.reshape(-1, entries)
     if bool((is_finite := flat.isfinite().all(-1)).any()):  # others are of rejected points
         flat = flat[is_finite]
     if isinstance(base, dist.ImproperUniform):
-        wide = wide if torch.equal(free, value) else 1.0
-        return flat[0], torch.full_like(flat[0], wide), False
+        improper_sd = improper_sd if torch.equal(free, value) else 1.0
+        return flat[0], torch.full_like(flat[0], improper_sd), False
     if isinstance(base, torch.distributions.Normal):
         loc, scale = (v.expand(value.shape).reshape(len(flat), -1) for v in (base.loc, base.scale))
         if bool((loc == loc[0]).all() & (scale == scale[0]).all()):

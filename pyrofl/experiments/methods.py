@@ -9,7 +9,7 @@ from typing import Any
 from pyrofl.arguments import check_name
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.method_names import summaries
-from pyrofl.experiments.settings import DONE, Build, Value, accepted, arguments, read_settings
+from pyrofl.experiments.settings import ELAPSED, Build, Value, accepted, arguments, read_settings
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.start import first
@@ -54,9 +54,9 @@ def _built(
         first(method, task.data, task.seeds)  # so that it is refused before a run
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if DONE not in wanted or ("decay" in wanted and not arguments.get("decay")):
+    if ELAPSED not in wanted or ("decay" in wanted and not arguments.get("decay")):
         return method  # nothing in it depends on the round
-    return lambda number: build(task.net, **arguments, done=number / rounds)
+    return lambda number: build(task.net, **arguments, elapsed=number / rounds)
 
 
 def reaching(words: Sequence[str], method: str) -> list[str]:

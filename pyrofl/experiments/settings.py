@@ -26,8 +26,8 @@ GUIDES = ("delta", "mean_field", "log_mean_field", "full_covariance", "copula", 
 Value = int | float | bool | str | Epochs | None
 
 
-DONE = "done"  # the share of the rounds that are over
-KNOWN = (DONE, "server_data")  # no settings: the command line knows them
+ELAPSED = "elapsed"  # the share of the rounds that are over
+KNOWN = (ELAPSED, "server_data")  # no settings: the command line knows them
 
 
 def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str, dict[str, Value]]:

@@ -24,7 +24,7 @@ def test_a_card_says_all_there_is(name):
     assert paper.use.startswith("Use it "), "its module says where to use it"
     assert "It assumes " in paper.use
     told = {setting.name for setting in found.settings}
-    assert told >= arguments(builds()[name]).keys() - {"done"}
+    assert told >= arguments(builds()[name]).keys() - {"elapsed"}
     assert all(s.kind and s.default and s.about for s in found.settings)
     assert max(map(len, found.told().splitlines())) <= 110  # equations are as they are
 

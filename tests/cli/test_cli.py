@@ -534,7 +534,7 @@ BAD = {
     "run local --set batch=all": "expected a whole number or none",
     "run local --set fedavg.lr=1": "unknown method in setting 'fedavg.lr=1'",
     "run pfedvem --set confidence=half": "one of full, uncertainty, deviation",
-    "run pfedvem --set own_base=maybe": "expected true or false",
+    "run pfedvem --set personal_base=maybe": "expected true or false",
     "run local --out full": "full is not empty",
     "run local --out nets.py": "nets.py is a file",
     "run local --server-data 100000": "server_data is 100000",
@@ -668,12 +668,14 @@ def scheduled(
     server_data: torch.Tensor | None = None,
     likelihood: Likelihood,
     lr: float = 0.1,
-    done: float | None = None,
+    elapsed: float | None = None,
 ) -> Method:
     """Build a method whose learning rate depends on the round, and that needs the server's rows."""
     if server_data is None:
         raise ValueError("server_data is missing (--server-data)")
-    return fedavg.build(net, likelihood=likelihood, lr=lr if done is None else lr * (1 - done))
+    return fedavg.build(
+        net, likelihood=likelihood, lr=lr if elapsed is None else lr * (1 - elapsed)
+    )
 
 
 def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
@@ -684,8 +686,8 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     assert callable(made)
     rates = [made(r).phases[0].updates[0].optim([torch.zeros(1, 1)]) for r in range(4)]
     assert [r.param_groups[0]["lr"] for r in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
-        methods(["scheduled"], ["done=0.4"], task, 4)
+    with pytest.raises(ValueError, match="unknown setting of scheduled: 'elapsed'"):
+        methods(["scheduled"], ["elapsed=0.4"], task, 4)
     bare = Task(0, 0, Seeds(), data, toys.net(), "categorical")
     with pytest.raises(ValueError, match="scheduled: server_data is missing"):
         methods(["scheduled"], [], bare, 4)

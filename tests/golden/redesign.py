@@ -276,7 +276,7 @@ def cases() -> dict[str, Case]:
             "laplace prior": {"prior": priors.fixed(dist.Laplace, 0.0, 0.8)},
             "mixture": bayes
             | {"guide": guides.mean_field, "prior": priors.fixed(priors.mixture())},
-            "decay": {"weight_decay": 0.1, "fine_tune": 2, "decay": True, "done": 0.3},
+            "decay": {"weight_decay": 0.1, "fine_tune": 2, "decay": True, "elapsed": 0.3},
             "uneven": {"epochs": schedules.uneven(3)},
             "no momentum": {"momentum": 0.0, "batch": None},
             "median": {"aggregation": "median"},
@@ -356,10 +356,10 @@ def cases() -> dict[str, Case]:
     vary(
         "pfedvem",
         {
-            "uncertainty": {"confidence": "uncertainty", "fresh_tau": True},
+            "uncertainty": {"confidence": "uncertainty", "confidence_after_training": True},
             "deviation": {"confidence": "deviation", "m_step_iters": 2},
             "whole network": {"head": "*"},
-            "common base": {"own_base": False, "beta": 0.3, "guide": guides.full_covariance},
+            "common base": {"personal_base": False, "beta": 0.3, "guide": guides.full_covariance},
             "laplace": {"prior": dist.Laplace, "aggregation": "trimmed:0.2"},
         },
         head_epochs=2,
@@ -379,8 +379,8 @@ def cases() -> dict[str, Case]:
             "ensemble": {"dropout": "ensemble"},
             "none": {"dropout": "none"},
             "code": {"head": "code", "logit_average": True},
-            "prune": {"prune": 0.3, "done": 0.5},
-            "snip": {"prune": "snip", "done": 0.5},
+            "prune": {"prune": 0.3, "elapsed": 0.5},
+            "snip": {"prune": "snip", "elapsed": 0.5},
         },
         width=12,
         depth=1,

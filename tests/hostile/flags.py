@@ -144,7 +144,7 @@ BOUNDS += tuple(
 )
 CLASSES = ("even", "Balanced", "balanced,", "0=", "=1", "0=x", "0=-1", "0=nan", "0=1,0=2", "z=1")
 NO_GRID = ("lr", "lr=", "=0.1", "lr=0.1,", "lr=0.1,0.1", "lr=-1", "lr=nan", "lr=ten", "LR=0.1")
-NO_GRID += ("epochs=2.5", "fedavg.lr=0.1", "likelihood=normal", "lr=1e999", "done=1", "mu=0.1")
+NO_GRID += ("epochs=2.5", "fedavg.lr=0.1", "likelihood=normal", "lr=1e999", "elapsed=1", "mu=0.1")
 SITE = "predict run --data new.csv --out out.csv --client=A"
 ONLY = "--target --client-column --features --likelihood --missing --categories --scaling "
 ONLY += "--test-column --test-last --row-weights --participation --server-data --on-bad-message "

@@ -54,7 +54,7 @@ LINES: dict[str, str] = {
     "net~softmax~--likelihood~categorical>likelihood",
     "run fedavg --set ": "lr>lr =1>=1 lr=>lr lr==1>lr lr=0.1=2>lr .lr=1>.lr "
     "fedavg.=1>setting fedavg.lr>lr fedprox.lr=1>fedprox FEDAVG.lr=1>FEDAVG LR=1>LR lr:1>lr:1 "
-    "a.b.lr=1>a.b mu=1>mu done=0.5>done net=3>net server_data=3>server_data "
+    "a.b.lr=1>a.b mu=1>mu elapsed=0.5>elapsed net=3>net server_data=3>server_data "
     "likelihood=normal>likelihood prior=flat>prior guide=delta>guide "
     "aggregation=nothing>nothing epochs=uneven>epochs epochs=uneven:0>0 epochs=uneven:-3>-3 "
     "epochs=uneven:ten>epochs epochs=uneven:>epochs",

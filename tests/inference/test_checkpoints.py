@@ -402,7 +402,7 @@ def test_what_is_kept_does_not_change_afterwards(tmp_path):
 
 def test_a_scheduled_method_goes_on_at_its_place(tmp_path):
     def at(number: int) -> Method:
-        return fedavg.build(toys.net(), epochs=1, decay=True, done=number / 4)
+        return fedavg.build(toys.net(), epochs=1, decay=True, elapsed=number / 4)
 
     path = tmp_path / "run.ckpt"
     fit(at, data(), 2, callback=Keeper(path, 1), progress=False)

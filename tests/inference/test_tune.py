@@ -173,7 +173,9 @@ def test_luck_with_one_seed_does_not_decide():
 @pytest.mark.parametrize("method", ["accuracy", "nll"])
 def test_a_method_of_classes_with_a_schedule(method):
     def build(lr: float) -> object:
-        return lambda number: fedavg.build(toys.net(), epochs=2, lr=lr, decay=True, done=number / 4)
+        return lambda number: fedavg.build(
+            toys.net(), epochs=2, lr=lr, decay=True, elapsed=number / 4
+        )
 
     blobs = toys.blobs()
     found = pyrofl.tune(build, blobs, [{"lr": 1e-6}, {"lr": 0.05}], 4, metric=method, seed=3)

@@ -33,7 +33,7 @@ def exactly(**options: object) -> Method:
 
 
 def test_together_one_round_is_the_exact_posterior():
-    mean, covariance = q_of(toys.last(exactly(together=True), TASK.federation, 1).server)
+    mean, covariance = q_of(toys.last(exactly(multiply=True), TASK.federation, 1).server)
     exact = posterior()
     close(mean, exact[0], 1e-9)
     close(covariance, exact[1], 1e-9)
@@ -52,7 +52,7 @@ def test_a_round_for_each_client_is_the_exact_posterior_and_more_are_too_many():
 def test_no_precision_is_too_high():
     prior = priors.fixed(dist.Normal, MEAN, 1e-3)
     mean, covariance = q_of(
-        toys.last(exactly(together=True, prior=prior), TASK.federation, 1).server
+        toys.last(exactly(multiply=True, prior=prior), TASK.federation, 1).server
     )
     exact = TASK.pooled(torch.full((3,), MEAN), torch.eye(3) * 1e6)
     close(mean, exact[0], 1e-9)
@@ -68,8 +68,8 @@ def test_the_prior_holds_clients_back():
     assert (near["w/w"] - prior).norm() < (far["w/w"] - prior).norm()
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_defaults_learn(together):
+@pytest.mark.parametrize("multiply", [False, True])
+def test_defaults_learn(multiply):
     data = toys.blobs()
-    begun, *_, done = federate(fola.build(toys.net(), together=together), data, 6)
+    begun, *_, done = federate(fola.build(toys.net(), multiply=multiply), data, 6)
     assert done.loss["w/*"].mean() < begun.loss["w/*"].mean()

@@ -337,7 +337,7 @@ def task() -> ConjugateTask:
 
 
 def test_fresh_tau_reports_the_confidence_after_training(task):
-    method = solved(gaussian(2, fresh_tau=True), task)
+    method = solved(gaussian(2, confidence_after_training=True), task)
     state = last(method, task.federation, 1, server_state=head(0.0, 0.0), check=False)
     # d / (d Sigma + |mu|^2), with the q of round one of the trace above.
     tau = torch.tensor([2 / (2 / 3 + 4 / 9), 2 / (2 / 5 + 1.6**2)], dtype=torch.float64)
@@ -431,7 +431,7 @@ def test_steps_can_follow_the_pull_of_clients_that_agree(tiny, options):
 def test_own_base_decides_which_base_the_personal_model_has(tiny):
     net = build("mlp:5", (4,), 3)
     for own in (True, False):
-        method = pfedvem.build(net, own_base=own, lr_base=0.1)
+        method = pfedvem.build(net, personal_base=own, lr_base=0.1)
         state = last(method, tiny, 2)
         cohort = tiny.cohort(torch.arange(3))
         received, private = client_inputs(method, tiny, state, cohort, seed=0)

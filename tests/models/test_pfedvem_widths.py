@@ -160,7 +160,9 @@ def test_starts_tenfold_apart_end_with_equal_widths_on_digits():
     assert ends[1].min() < 0.75  # rows are informative of some weights
 
 
-@pytest.mark.parametrize("options", [{"m_step_iters": 2}, {"fresh_tau": True}, {"head": "*"}])
+@pytest.mark.parametrize(
+    "options", [{"m_step_iters": 2}, {"confidence_after_training": True}, {"head": "*"}]
+)
 def test_chunks_change_nothing_and_confidences_are_bounded(options):
     data = toys.blobs((3, 20, 7, 12))
     method = pfedvem.build(toys.net(), prior_scale=0.5, batch=4, lr_base=0.01, **options)

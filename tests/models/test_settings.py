@@ -61,7 +61,7 @@ REFUSED: tuple[tuple[str, dict[str, object], str], ...] = (
     ("fedbe", {"teachers": "SS"}, "teachers is 'SS'"),
     ("fedbe", {"teachers": "S", "samples": 0}, "teachers is 'S' with 0 samples"),
     ("fedbe", {"posterior": "dirichlet", "alpha": 0.0}, "alpha is 0"),
-    ("fedbe", {"done": 1.5, "decay": True}, "done is 1.5"),
+    ("fedbe", {"elapsed": 1.5, "decay": True}, "elapsed is 1.5"),
     ("fedbe", {"likelihood": likelihoods.normal()}, "likelihood is Normal"),
     ("fedep", {"moments": "natural", "lr": 1.5}, "lr is 1.5, of natural gradients; expected at"),
     (

@@ -85,7 +85,7 @@ def scores(partition: str, name: str, seed: int) -> list[list[float | None]]:
     )
 
     def at(number: int) -> pyrofl.Method:
-        over = {"done": number / args.rounds}  # learning rates that decay depend on it
+        over = {"elapsed": number / args.rounds}  # learning rates that decay depend on it
         return fedbe.build(net, server_data=data.server_data, **clients | SETTINGS[name] | over)
 
     run = pyrofl.fit(at, data, args.rounds, seed=seed, progress=False)

@@ -168,7 +168,7 @@ def settings(build: Callable[..., Any]) -> Iterator[Setting]:
     """Yield a method's settings: its own arguments, then those it passes on to other functions."""
     hints, about = get_type_hints(build, include_extras=True), docstrings.arguments(build)
     for name, parameter in inspect.signature(build).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("server_data", "done"):
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("server_data", "elapsed"):
             yield Setting(
                 name, kind_of(name, hints[name]), value(parameter.default), about.get(name, "")
             )
@@ -183,7 +183,7 @@ def _handed_on(fields: Any) -> Iterator[Setting]:
     makers = [f for m in (home, *near) for f in vars(m).values() if _belongs(f, m)]
     for name, hint in get_type_hints(fields, include_extras=True).items():
         makers_with_name = (f for f in makers if name in docstrings.arguments(f))
-        if name != "done" and (maker := next(makers_with_name, None)):
+        if name != "elapsed" and (maker := next(makers_with_name, None)):
             default = inspect.signature(maker).parameters[name].default
             yield Setting(
                 name, kind_of(name, hint), value(default), docstrings.arguments(maker)[name]

@@ -359,7 +359,7 @@ def test_ones_own_method_can_be_distilled(tiny):
 
 def test_the_rate_of_the_clients_falls_with_the_rounds(tiny):
     for done, lr in ((None, 0.01), (0.2, 0.01), (0.3, 0.001), (0.9, 0.0001)):
-        one = last(made(done=done, decay=True), tiny, 1)
+        one = last(made(elapsed=done, decay=True), tiny, 1)
         other = last(fedavg.build(NET, lr=lr, batch=2), tiny, 1)
         for n, value in other.message.items():
             close(one.message[n], value)

@@ -250,7 +250,7 @@ def test_the_loss_is_the_mean_of_both_parts(sampling):
     nothing = loss(0.0)
     close(loss(10.0) - nothing, 10 * kl.mean(1), 1e-9)
     close(loss(None) - nothing, kl.sum(1) / batch.size, 1e-9)
-    close(loss(10.0, done=0.0) - nothing, 10 * kl.mean(1) / (1 + exp(6)), 1e-9)
+    close(loss(10.0, elapsed=0.0) - nothing, 10 * kl.mean(1) / (1 + exp(6)), 1e-9)
 
 
 @pytest.mark.parametrize("sampling", ["activations", "weights"])

@@ -383,7 +383,7 @@ VARIANTS += [
     {"precision": "alpha", "logit_average": True},
     {"precision": "alpha", "coords": "alpha", "beta": None},
     {"guide": guides.mean_field, "init_scale": 0.1},
-    {"bayesian": "fc*.weight", "done": 0.01},
+    {"bayesian": "fc*.weight", "elapsed": 0.01},
     {"bayesian": "*", "sampling": "weights"},
     {"prune": 0.5, "init_scale": 0.3},
     {"prune": 0.5, "coords": "alpha", "init_scale": 0.9, "dropout": "ensemble"},
@@ -559,7 +559,7 @@ def test_spreads_of_dropped_weights_teach_nothing():
 
 
 def test_pruning_waits_for_its_share_of_the_rounds():
-    early, late = (small(**LOUD, done=done) for done in (0.149, 0.15))
+    early, late = (small(**LOUD, elapsed=done) for done in (0.149, 0.15))
     server = server_of(early)
     assert not bool((early.download(server, WHO)["loc/fc2.weight"] == 0).any())
     assert bool((late.download(server, WHO)["loc/fc2.weight"] == 0).any())

@@ -15,7 +15,7 @@ def test_the_rate_falls_twice():
     rates = [schedules.decayed(0.01, r / 40) for r in range(40)]
     assert rates == [0.01] * 12 + [0.001] * 12 + [0.0001] * 16
     assert schedules.decayed(0.01, None) == 0.01
-    with pytest.raises(ValueError, match=r"done is 1\.5; expected a number from 0 to 1"):
+    with pytest.raises(ValueError, match=r"elapsed is 1\.5; expected a number from 0 to 1"):
         schedules.decayed(0.01, 1.5)
 
 
