@@ -39,7 +39,7 @@ def apart(name: str, **options: object) -> tuple[Server, dict[str, Client]]:
 def private(clients: Mapping[str, Client], merged: Mapping[str, int]) -> Tensors:
     """Return what clients keep, [J, ...], zeros of newcomers, given the rounds that were merged."""
     own = {n: one for client in clients.values() for n, one in client._records.items()}
-    mine = [own[name].settled(number).mine for name, number in merged.items()]
+    mine = [own[name].settled(number).client_state for name, number in merged.items()]
     like = next((one for one in mine if one), {})
     none = {n: torch.zeros_like(v) for n, v in like.items()}
     return {n: torch.stack([(one or none)[n] for one in mine]) for n in like}

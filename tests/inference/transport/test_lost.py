@@ -83,7 +83,7 @@ def test_an_order_may_come_twice_and_its_reply_be_lost(tmp_path):
     state = server.aggregate_train(a_round(server, clients))
     mean = {n: 0 for n in role("control", state.server)}
     for client in clients.values():
-        (own,) = (one.settled(3).mine for one in client._records.values())
+        (own,) = (one.settled(3).client_state for one in client._records.values())
         mean = {n: v + own[f"own/{n}"] / 6 for n, v in mean.items()}
     toys.assert_same(mean, role("control", state.server), 0.0, 1e-15)
 
@@ -112,7 +112,7 @@ def test_clients_that_are_not_asked_to_report_keep_what_they_make():
         toys.assert_same(found.server, state.server, **CLOSE)
         assert found.trained.tolist() == state.trained.tolist()
         for i, name in enumerate(DATA.names):
-            mine = clients[name]._records[name].settled(int(server.accepted[i])).mine
+            mine = clients[name]._records[name].settled(int(server.accepted[i])).client_state
             assert (mine is None) == (not state.seen[i])
             for n, v in (mine or {}).items():
                 toys.assert_same({n: v}, {n: state.client_states[n][i]}, **CLOSE)
@@ -265,7 +265,7 @@ def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
         mine = {n: one for c in clients.values() for n, one in c._records.items()}
         for n, v in role("control", server.state.server).items():
             at = zip(DATA.names, server.accepted.tolist(), strict=True)
-            own = [mine[name].settled(last).mine for name, last in at]
+            own = [mine[name].settled(last).client_state for name, last in at]
             mean = sum(one[f"own/{n}"] for one in own if one) / 6
             toys.assert_same({n: v}, {n: mean}, **CLOSE)
         assert not server.aggregate_train(a_round(server, clients)).rejected
