@@ -138,7 +138,11 @@ def above(one: str, other: str, which: str = "personal", file: str = VEM) -> lis
 
 def paper(one: str, other: str) -> list[float]:
     """Return the same for the personal models of the paper."""
-    of = {(x["clients"], x["method"]): x["personal"] for x in read("papers/pfedvem/paper.csv")}
+    of = {
+        (x["case"].removesuffix(" clients"), x["row"]): x["value"]
+        for x in read("papers/pfedvem/paper.csv")
+        if (x["study"], x["metric"]) == ("table1_fashion", "personal")
+    }
     first, second = ([float(of[n, m].split()[0]) for n in CLIENTS] for m in (one, other))
     return [a - b for a, b in zip(first, second, strict=True)]
 

@@ -73,7 +73,9 @@ NEEDED = {"privacy": "dp_accounting"}
 """script -> what it needs besides what the tests need."""
 
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-OF_PAPERS = [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"]
+OF_PAPERS = [
+    p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity" and p.stem != "studies"
+]
 QUICKEST = {"quickstart", "new_client", "own_sites", "pfedvem_table", "pull"}
 QUICKEST |= {"regimes"}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import platform
 import re
 import shlex
 import subprocess
@@ -13,10 +15,12 @@ from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from pyrofl.files.text_tables import markdown
 
 HERE = Path(__file__).parent
-MADE = ("seconds", "commit", "command")
+MADE = ("machine", "seconds", "commit", "command")
 SEEDS = 3  # tables show results with at least this number of seeds
 
 Lines = list[dict[str, str]]
@@ -61,10 +65,10 @@ def fill(
                 continue
             begun = perf_counter()
             found = [[*name, *map(short, line)] for line in measure(*run)]
-            made = (f"{perf_counter() - begun:.1f}", commit(), command())
+            made = (machine(), f"{perf_counter() - begun:.1f}", commit(), command())
             table.writerows([*line, text, *made] for line in found)
             file.flush()
-            print(f"{', '.join(name)}: {made[0]} s", flush=True)
+            print(f"{', '.join(name)}: {made[1]} s", flush=True)
     return [line for line in read(path) if line["settings"] == text]
 
 
@@ -81,6 +85,17 @@ def without_folders(word: str) -> str:
 def short(value: Any) -> str:
     """Return a number with six significant digits, or "" for None."""
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def machine() -> str:
+    """Return the processor, the number of its cores and the version of torch."""
+    found = re.search(r"model name\s*: (.*)", _text(Path("/proc/cpuinfo")))
+    name = found[1] if found else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
 
 
 def commit() -> str:

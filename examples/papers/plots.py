@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyrofl import figures
 from pyrofl.figures import many, style
 from pyrofl.figures.style import COLOURS, panels, styles, with_legend
 
@@ -234,3 +235,23 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
     note = f"geometric mean of {most} runs and its 95% confidence band" if most > 2 else ""
     title = "Distance by round" if len(measures) == 1 else "Distances by round"
     return with_legend(figure, grid, looks, note, title=title + some)
+
+
+def compared(*metrics: str) -> Callable[[Sequence[Mapping[str, str]], object], Figure]:
+    """Return a function that plots scores of the rows of a table, in the first column of its file.
+
+    Args:
+        metrics: columns of the file; each gets a color.
+    """
+
+    def figure(lines: Sequence[Mapping[str, str]], _: object = None) -> Figure:
+        shown = [
+            {"method": line["row"], "seed": line["seed"], "model": metric, "adaptation": "none"}
+            | {"metric": "accuracy", "value": float(line[metric])}
+            for line in lines
+            for metric in metrics
+            if line["case"] == lines[0]["case"] and line[metric]
+        ]
+        return figures.comparison(shown)
+
+    return figure

@@ -6,6 +6,7 @@ import ast
 import csv
 import inspect
 import shlex
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,22 @@ def chosen(budget: Path = BUDGET) -> dict[str, Settings]:
     with budget.open(newline="") as file:
         lines = {line["method"]: line for line in csv.DictReader(file)}
     return {name: _settings(name, line) for name, line in lines.items()}
+
+
+@lru_cache
+def tuned(budget: str) -> dict[str, dict[str, str]]:
+    """Return the settings that a tuning chose: method -> name -> "name=value".
+
+    Args:
+        budget: file in the folder "tuned". Its settings that only reduced the cost of the tuning
+            are not among them.
+    """
+    with (HERE / "tuned" / budget).open(newline="") as file:
+        lines = {line["method"]: line["chosen"].split() for line in csv.DictReader(file)}
+    return {
+        method: {w.partition("=")[0]: w for w in words if "=" in w}
+        for method, words in lines.items()
+    }
 
 
 def _settings(method: str, line: dict[str, str]) -> Settings:

@@ -122,7 +122,11 @@ def pull() -> str:
 
 def federations() -> str:
     """Return pFedVEM's table 1 and that of the paper, for numbers of clients with all methods."""
-    paper = {(line["clients"], line["method"]): line for line in read(HERE / "pfedvem/paper.csv")}
+    paper: dict[tuple[str, str], dict[str, str]] = {}
+    for line in read(HERE / "pfedvem/paper.csv"):
+        if line["study"] == "table1_fashion":
+            at = (line["case"].removesuffix(" clients"), line["row"])
+            paper.setdefault(at, {"personal": "", "global": ""})[line["metric"]] = line["value"]
     rows = []
     for clients, some in sorted(by(read(HERE / "pfedvem/table.csv"), "clients").items()):
         of = finished(some, "method")

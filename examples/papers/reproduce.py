@@ -1,0 +1,148 @@
+"""Run a table or figure of a paper at one of three sizes, and write its CSV file and figure.
+
+Size smoke takes seconds, with small made-up files in place of the data. Size small takes minutes on
+two cores: rows, networks and rounds are fewer than in the paper, and settings are those that
+examples/tuned.py chose, or the best of a grid on validation rows. Size paper has the paper's data,
+network, rounds, seeds and settings, for a machine with a GPU. An interrupted command resumes where
+its CSV file ends.
+
+Run: python examples/papers/reproduce.py PAPER STUDY [--size small] [--data-dir DIR] [--out DIR]
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from files import fill, read
+from harness import PAPERS, SIZES, Study, chosen_lines, located
+
+from pyrofl import figures
+
+SEEDS = {"smoke": range(1), "small": range(3), "paper": range(5)}
+MADE_UP = {  # file -> pixels, colors, classes of labels, superclasses, another array of texts
+    "mnist": (8, 1, 10, 0, ""),
+    "fashion_mnist": (8, 1, 10, 0, ""),
+    "cifar10": (8, 3, 10, 0, ""),
+    "cifar100": (8, 3, 100, 20, ""),
+    "svhn": (8, 3, 10, 0, ""),
+    "emnist": (8, 1, 62, 0, ""),
+    "tiny_imagenet": (8, 3, 20, 0, ""),
+    "sun397": (8, 3, 150, 3, ""),
+    "digit_five": (8, 3, 10, 0, "domain"),
+    "femnist": (8, 1, 10, 0, "writer"),
+    "celeba": (8, 3, 2, 0, ""),
+}
+
+
+def studies(paper: str) -> dict[str, Study]:
+    """Return the studies of a paper by name."""
+    found: dict[str, Study] = import_module(f"{paper}.studies").STUDIES
+    return found
+
+
+def make_up(folder: Path) -> None:
+    """Write small files with random images of each class, in the layout of the real ones."""
+    rng = np.random.default_rng(0)
+    for name, (pixels, colors, classes, coarse, column) in MADE_UP.items():
+        each = 16 if classes <= 20 else 6
+        labels = np.tile(np.arange(classes), each)
+        centers = rng.uniform(40, 215, (classes, pixels, pixels, colors))
+        images = np.clip(
+            centers[labels] + rng.normal(0, 30, (len(labels), *centers.shape[1:])), 0, 255
+        )
+        arrays = {
+            "images": np.squeeze(images.astype(np.uint8), -1 if colors == 1 else ()),
+            "labels": labels,
+            "is_test": np.arange(len(labels)) >= classes * (each - 2),
+            "classes": np.array([f"{name} {label}" for label in range(classes)]),
+        }
+        if coarse:
+            arrays["coarse_labels"] = labels % coarse
+            arrays["coarse_classes"] = np.array([f"super {c}" for c in range(coarse)])
+        if column:
+            arrays[column] = np.array([f"{column} {i // classes % 5}" for i in range(len(labels))])
+        np.savez(folder / f"{name}.npz", **arrays)
+
+
+def missing(study: Study, size: str, case: str, name: str, data_dir: Path | None) -> str:
+    """Return why data of a run are missing, or ""."""
+    settings = study.settings(size, case, name)
+    server = settings.server_data if isinstance(settings.server_data, str) else ""
+    try:
+        for one in [*settings.data.split("+"), *([server] if server else [])]:
+            located(one, data_dir)
+    except FileNotFoundError as error:
+        return str(error)
+    return ""
+
+
+def execute(
+    study: Study,
+    size: str,
+    seeds: list[int],
+    data_dir: Path | None,
+    path: Path,
+    only: argparse.Namespace,
+) -> None:
+    """Execute the runs of a study that its file lacks, seed by seed."""
+    head = ("case", "row", "grid", "seed", *study.metrics)
+    told = set[str]()
+
+    def measure(case: str, name: str, grid: str, seed: int) -> Iterator[list[float | None]]:
+        scores = study.measure(study.trial(size, case, name, grid, seed, data_dir))
+        yield [scores.get(metric) for metric in study.metrics]
+
+    for seed in seeds:
+        for case, name, grid in study.runs(size):
+            if (only.cases and case not in only.cases) or (only.rows and name not in only.rows):
+                continue
+            if reason := missing(study, size, case, name, data_dir):
+                if reason not in told:
+                    print(f"{case or study.title}: not run: {reason}", flush=True)
+                told.add(reason)
+                continue
+            about = study.recorded(size, case, name, grid)
+            fill(path, head, [(case, name, grid, seed)], measure, **about)
+
+
+def main() -> int:
+    """Parse the command line and run a study."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("paper", choices=list(PAPERS))
+    parser.add_argument("study", help="Name of a table or figure, or list.")
+    parser.add_argument("--size", choices=SIZES, default="smoke")
+    parser.add_argument("--data-dir", type=Path, help="Folder of NAME.npz files and downloads.")
+    parser.add_argument("--seeds", type=int, nargs="+", help="Default: 1, 3 or 5 by size.")
+    parser.add_argument("--cases", nargs="+", help="Columns of the table (default: all).")
+    parser.add_argument("--rows", nargs="+", help="Rows of the table (default: all).")
+    parser.add_argument("--out", type=Path, help="Folder (default: results/PAPER/SIZE).")
+    args = parser.parse_args()
+    of = studies(args.paper)
+    if args.study == "list":
+        print("\n".join(f"{name}: {study.title}" for name, study in of.items()))
+        return 0
+    if args.study not in of:
+        parser.error(f"study is {args.study}; expected one of {', '.join(of)}, or list")
+    study, out = of[args.study], args.out or Path("results") / args.paper / args.size
+    path = out / f"{args.study}.csv"
+    with tempfile.TemporaryDirectory() as folder:
+        if args.size == "smoke" and args.data_dir is None:
+            args.data_dir = Path(folder)
+            make_up(args.data_dir)
+        seeds = args.seeds or list(SEEDS[args.size])
+        execute(study, args.size, seeds, args.data_dir, path, args)
+        lines = chosen_lines(study, read(path))
+        if study.figure and lines:
+            figures.save(study.figure(lines, args.data_dir), path.with_suffix(".png"))
+    print(
+        f"Results saved to {out}: {args.study}.csv{f', {args.study}.png' if study.figure else ''}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

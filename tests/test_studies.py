@@ -1,0 +1,160 @@
+"""Studies of papers: every table has settings, values and claims, and its results are current."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from dying import Nursery
+
+PAPERS = Path(__file__).parent.parent / "examples" / "papers"
+sys.path.append(str(PAPERS))
+
+import harness  # noqa: E402
+import reproduce  # noqa: E402
+from settings import tuned  # noqa: E402
+
+STUDIES = {
+    (paper, name): study
+    for paper in harness.PAPERS
+    if (PAPERS / paper / "studies.py").is_file()
+    for name, study in reproduce.studies(paper).items()
+}
+every_study = pytest.mark.parametrize(
+    ("paper", "name"), STUDIES, ids=lambda word: word if isinstance(word, str) else None
+)
+
+
+def lines_of(paper: str, name: str) -> list[dict[str, str]]:
+    return harness.read(PAPERS / paper / "small" / f"{name}.csv")
+
+
+def stale(study: harness.Study, lines: list[dict[str, str]]) -> list[tuple[str, str]]:
+    """Return settings of rows, and those with which a study makes them today, if they differ."""
+    found = []
+    for line in lines:
+        cell = (line["case"], line["row"], line["grid"])
+        known = cell in study.runs("small")
+        today = harness.in_words(study.recorded("small", *cell)) if known else "no such run"
+        if line["settings"] != today:
+            found.append((line["settings"], today))
+    return found
+
+
+@every_study
+def test_results_are_of_todays_settings(paper: str, name: str):
+    assert not stale(STUDIES[paper, name], lines_of(paper, name))
+
+
+def test_a_result_of_other_settings_or_defaults_is_stale():
+    study = STUDIES["pfedvem", "table2"]
+    cell = ("hetero", "pFedVEM", "")
+    text = harness.in_words(study.recorded("small", *cell))
+    line = dict(zip(("case", "row", "grid"), cell, strict=True)) | {"settings": text}
+    assert stale(study, [line]) == []
+    other_default = text[:-1] + ("0" if text[-1] != "0" else "1")
+    for other in (text.replace("rounds=15", "rounds=16"), other_default):
+        assert stale(study, [line | {"settings": other}]) == [(other, text)]
+    assert stale(study, [line | {"row": "gone"}]) == [(text, "no such run")]
+
+
+@every_study
+def test_results_say_how_they_were_made(paper: str, name: str):
+    for line in lines_of(paper, name):
+        empty = [n for n in ("seed", "machine", "seconds", "commit", "command") if not line[n]]
+        assert not empty, line
+
+
+@every_study
+def test_rows_have_the_settings_of_the_tuning(paper: str, name: str):
+    """All rows of a table are tuned by one rule, but for what the table itself varies."""
+    study = STUDIES[paper, name]
+    for case, row, grid in study.runs("small"):
+        entry = study.entries[row]
+        chosen = tuned(study.tuning).get(entry.method, {}) if study.tuning else {}
+        free = {w for w in grid.split()}
+        words = set(study.words("small", case, row, grid)) | free
+        differ = {n for n, word in chosen.items() if word not in words} - {
+            w.partition("=")[0] for w in free
+        }
+        assert differ <= set(entry.varied), f"{row}: {differ} are not {chosen}"
+
+
+@every_study
+def test_claims_are_about_rows_columns_and_scores_of_the_study(paper: str, name: str):
+    study = STUDIES[paper, name]
+    assert study.claims, f"{name} has no claim"
+    for claim in study.claims:
+        assert {claim.of, claim.than} <= study.entries.keys(), claim
+        assert {claim.case, claim.than_case or claim.case} <= study.cases.keys(), claim
+        assert {claim.metric, claim.than_metric or claim.metric} <= set(study.metrics), claim
+        verdict = harness.judge(paper, name, study, claim, [])
+        assert verdict.paper, f"{claim.text}: no values of the paper"
+        assert verdict.word.startswith("not tried: ") or verdict.word == "not run"
+
+
+@pytest.mark.parametrize("paper", {paper for paper, _ in STUDIES})
+def test_values_of_papers_are_in_cells_of_their_studies(paper: str):
+    with (PAPERS / paper / "paper.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line in lines:
+        study = STUDIES[paper, line["study"]]
+        assert line["case"] in study.cases, line
+        assert line["row"] in study.entries, line
+        assert line["metric"] in study.metrics, line
+        float(line["value"].split(" ± ")[0])
+    keys = [tuple(line.values())[:4] for line in lines]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.slow
+@every_study
+def test_every_study_runs_at_size_smoke(paper: str, name: str, tmp_path: Path, forked: Nursery):
+    ended = forked([str(PAPERS / "reproduce.py"), paper, name, "--out", str(tmp_path)])
+    assert ended.codes == [0], "\n".join(ended.told)
+    lines = harness.read(tmp_path / f"{name}.csv")
+    study = STUDIES[paper, name]
+    assert [(x["case"], x["row"], x["grid"]) for x in lines] == study.runs("smoke")
+    assert all(any(line[metric] for metric in study.metrics) for line in lines)
+    assert (tmp_path / f"{name}.png").is_file() == bool(study.figure)
+
+
+def test_verdicts_follow_the_interval_of_the_differences():
+    """With three differences the 95% interval is mean ± 4.303 standard errors."""
+    gaps = [2.0, 3.0, 4.0]  # standard error 0.577, half width 2.48
+    assert harness.word_for(gaps, 1, None, 0) == "reproduced"
+    assert harness.word_for(gaps, 1, 5.9, 0) == "reproduced"
+    assert harness.word_for(gaps, 1, 6.1, 0) == "direction holds"  # under half of the paper's
+    assert harness.word_for([1.0, 3.0, 5.0], 1, None, 0) == "direction holds"  # 3 ± 4.97
+    assert harness.word_for(gaps, -1, None, 0) == "not reproduced"
+    assert harness.word_for([-1.0, 0.0, 1.5], 1, None, 0) == "not reproduced: within the noise"
+    assert mean(gaps) + 2.485 > 5.48
+    assert harness.word_for(gaps, 0, None, 5.49) == "reproduced"
+    assert harness.word_for(gaps, 0, None, 5.4) == "direction holds"
+    assert harness.word_for(gaps, 0, None, 2.9) == "not reproduced"
+
+
+def test_the_grid_setting_is_chosen_on_validation_rows():
+    study = harness.replace(STUDIES["pfedvem", "table2"], grid=("lr=1", "lr=2"))
+    cell = {"case": "", "row": "a", "seed": "0"}
+    lines = [
+        cell | {"grid": "lr=1", "validation": "0.9", "personal": "0.1"},
+        cell | {"grid": "lr=2", "validation": "0.8", "personal": "0.7"},
+    ]
+    assert harness.chosen_lines(study, lines) == lines[:1]
+
+
+def test_a_file_that_is_missing_is_named_with_its_arrays(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"sun397.npz .* coarse_labels, coarse_classes"):
+        harness.located("sun397", tmp_path)
+    reproduce.make_up(tmp_path)
+    name, options = harness.located("sun397", tmp_path)
+    assert options == {"target": "coarse"}
+    dataset = harness.load("sun397", None, 4, 1, tmp_path)
+    assert name.endswith("sun397.npz")
+    assert len(dataset.classes) == 3
+    assert int((~dataset.is_test).sum()) == 12
+    assert int(dataset.is_test.sum()) == 3
