@@ -4,7 +4,7 @@ Run: python tests/mutations.py OUT [--seed 0] [--number 60] [--processes 2]
 
 A mutation changes one operator, constant, axis or condition of a copy of the package. The ordinary
 suite runs once on a copy that records which tests execute each place. Then each mutation runs with
-these tests, quickest first, until one fails. OUT/mutations.csv has a row for each mutation; the
+these tests, nearest first, until one fails. OUT/mutations.csv has a row for each mutation; the
 command resumes where it ends, if the checkout is the same.
 """
 
@@ -93,6 +93,7 @@ def executed(number):
 builtins._executed = executed
 """
 """sitecustomize.py of the copy that records: `_executed(number)` writes the test that runs."""
+MOST = 300  # tests that a mutation runs with, the nearest to its file and then the quickest
 TIMER = """
 import os
 def pytest_runtest_logreport(report):
@@ -285,7 +286,7 @@ def run_tests(
 
 
 def record_tests(mutations: list[Mutation], out: Path, processes: int) -> dict[int, list[str]]:
-    """Run the suite once; return the tests that execute each mutation's place, quickest first."""
+    """Run the suite once; return the tests that execute each mutation's place, nearest first."""
     folder, probes, times = out / "copy", out / "probes", out / "times.txt"
     if not (out / "recorded").exists():
         shutil.rmtree(probes, ignore_errors=True)
@@ -316,10 +317,15 @@ def record_tests(mutations: list[Mutation], out: Path, processes: int) -> dict[i
             number, test = line.split(" ", 1)
             if outcome.get(test, ("", 0.0))[0] == "passed":
                 executed[int(number)].add(test)
-    return {
-        number: sorted(executed[number], key=lambda test: outcome[test][1])
-        for number in range(len(mutations))
-    }
+    result = {}
+    for number, mutation in enumerate(mutations):
+        path = Path(mutation.file)
+
+        def nearness(test: str, path: Path = path) -> tuple[bool, bool, float]:
+            return (path.stem not in test, f"/{path.parent.name}/" not in test, outcome[test][1])
+
+        result[number] = sorted(executed[number], key=nearness)
+    return result
 
 
 def with_probes(source: bytes, places: list[tuple[int, int, int]]) -> bytes:
@@ -345,25 +351,19 @@ def judge(mutation: Mutation, tests: list[str], folder: Path, times: Path) -> tu
     times.unlink(missing_ok=True)
     listed = folder / "tests_to_run.txt"
     try:
-        for some in (tests[:30], tests[30:300], tests[300:]):
+        for some in (tests[:30], tests[30:MOST]):
             if some:
                 listed.write_text("\n".join(some))
                 status = run_tests(
                     folder, ["-x", "-n", "0", f"@{listed}"], 1800.0, MUTATION_TIMES=str(times)
                 )
-                if status != 0:
-                    failed = (
-                        [
-                            line
-                            for line in times.read_text().splitlines()
-                            if line.startswith("failed")
-                        ]
-                        if times.exists()
-                        else []
-                    )
-                    return failed[0].split(" ", 2)[
-                        2
-                    ] if failed else f"pytest ends with {status}", time.perf_counter() - begin
+                if status not in (0, 1, 2, -1):
+                    raise RuntimeError(f"pytest ends with status {status}, for {mutation}")
+                if status:
+                    lines = times.read_text().splitlines() if times.exists() else []
+                    failed = [line.split(" ", 2)[2] for line in lines if line.startswith("failed")]
+                    where = failed[0] if failed else "import" if status == 2 else "timeout"
+                    return where, time.perf_counter() - begin
     finally:
         (folder / mutation.file).write_bytes(source)
     return "", time.perf_counter() - begin
