@@ -13,8 +13,7 @@
 # %% [markdown]
 # # 1. Federated learning
 #
-# Train one model on the data of several clients without collecting the data, see where this goes wrong, and why a posterior
-# helps.
+# Train one model on the data of several clients without collecting them, see where this goes wrong, and why a posterior helps.
 #
 # After this lesson (about 75 minutes) you can
 #
@@ -85,8 +84,7 @@ print("five steps: ", round(fedavg_round(0.0, 5, eta), 3))
 
 # %% [markdown]
 # From $w = 0$, client 1 is at its minimum and does not move. With one step, client 2 moves to 0.4, and the mean is 0.2. With
-# five steps it moves to 0.922, and the mean is 0.461. More local steps mean more progress in a round. But where does FedAvg
-# end?
+# five steps it moves to 0.922, and the mean is 0.461: more progress in a round. But where does FedAvg end?
 
 # %% tags=["remove-cell"]
 assert round(fedavg_round(0.0, 1, eta), 3) == 0.2
@@ -233,8 +231,7 @@ plt.show()
 # With iid and with Dirichlet clients FedAvg is better than training alone. With at most two classes per client, training
 # alone is better: a client's own model only has to distinguish its two classes, while FedAvg has one model for all ten.
 # Whether federation helps depends on the partition.
-# Methods that give each client its own model *and* use the others' data are called **personalized**; lessons 2 and 7
-# introduce two.
+# Methods that give each client its own model *and* use the others' data are called **personalized** (lessons 2 and 7).
 
 # %% tags=["remove-cell"]
 assert int(sum(parted["iid"].sizes[:20])) == 1347
@@ -269,7 +266,7 @@ assert [round(b / 1000) for b in (message, 40 * message, images)] == [15, 602, 1
 # ## Why a posterior
 #
 # FedAvg ends with one number per parameter. It does not state how certain this number is, and with many local steps it weights
-# clients by rows, however informative the rows are. Return to the two parabolas, as in the regression above: every row of client $j$ has the
+# clients by rows, however informative the rows are. In the regression above, every row of client $j$ has the
 # negative log likelihood $f_j$, up to a constant. That of its $n_j$ rows is $\frac{n_j a_j}{2} (w - m_j)^2$, so the likelihood is,
 # up to a constant factor, a normal density in $w$ with mean $m_j$ and **precision** (inverse variance) $n_j a_j$. By Bayes' rule, with a flat (constant) prior, the **posterior** given all rows
 # is proportional to the product of the clients' likelihoods. The exponents add, and a sum of parabolas is a parabola whose
@@ -316,7 +313,7 @@ assert round(abs(end(10, eta) - mean) / sd, 1) == 1.4
 # %% [markdown]
 # ## Exercises
 #
-# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Use NumPy only.
+# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Exercise 3 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
@@ -360,9 +357,7 @@ def train(w, a, m, eta, steps):
 
 # %% tags=["hide-cell", "test"]
 assert train(0.0, 4.0, 1.0, 0.1, 1) is not None, "return the parameter"
-assert np.isclose(train(0.0, 4.0, 1.0, 0.1, 1), 0.4), (
-    "one step subtracts eta times the gradient a (w - m)"
-)
+assert np.isclose(train(0.0, 4.0, 1.0, 0.1, 1), 0.4), "one step: which gradient has f at the start?"
 assert np.isclose(train(0.0, 4.0, 1.0, 0.1, 5), 1 - 0.6**5), (
     "each step starts where the last one ended"
 )
@@ -371,60 +366,59 @@ assert np.isclose(train(3.0, 2.0, 3.0, 0.1, 7), 3.0), "at its minimum a client d
 # %% [markdown]
 # ### Exercise 3 (intermediate, 3 points)
 #
-# Write `limit(n, a, m, eta, steps)`: where FedAvg ends, for any number of clients, which may differ in their number of rows.
-# The closed form of the derivation needs no loop over rounds.
+# Write `classes_held(partition)`: split the digits among ten clients by `partition`, such as `"labels:2"`, and return the mean number
+# of classes of which a client has training images. `federations.class_counts` returns the number of images, [clients, classes].
 
 # %% tags=["hide-cell", "solution"]
-# Each client's minimum has the weight n_j (1 - r_j), r_j = (1 - eta a_j)^E.
+# A class counts once, however many of its images a client has.
 
 
-def limit(n, a, m, eta, steps):
-    weight = n * (1 - (1 - eta * a) ** steps)
-    return (weight * m).sum() / weight.sum()
+def classes_held(partition):
+    split = federations.split(datasets.load("digits"), partition, clients=10)
+    return float((federations.class_counts(split) > 0).sum(1).float().mean())
 
 
 # %% tags=["hide-cell", "test"]
-three = np.array([10, 20, 30]), np.array([1.0, 2.0, 4.0]), np.array([0.0, 1.0, 3.0])
-assert limit(*three, 0.1, 1) is not None, "return where FedAvg ends"
-assert np.isclose(limit(*three, 0.1, 1), 400 / 170), (
-    "with one step FedAvg ends at the minimum of the total loss; use the arguments, weights n_j (1 - r_j)"
+assert np.shape(classes_held("iid")) == (), "return one number, the mean over clients"
+assert classes_held("iid") == 10.0, (
+    "each of ten clients with 134 random images has all classes: count classes, not images"
 )
-assert np.isclose(limit(*three, 0.1, 10_000), 110 / 60), (
-    "with many steps it ends at the mean of the minima, by rows"
+assert 1.0 < classes_held("labels:2") <= 2.0, "clients of this partition have at most two classes"
+few = federations.split(datasets.load("digits"), "dirichlet:0.1", clients=10)
+held = [len(few.y[few.train[j]].unique()) for j in range(10)]
+assert np.isclose(classes_held("dirichlet:0.1"), np.mean(held)), (
+    "expected the mean over clients of the number of different classes in their training rows"
 )
-at, own = limit(*three, 0.1, 5), 0.0
-for j in range(3):
-    own += three[0][j] / 60 * (three[2][j] + (1 - 0.1 * three[1][j]) ** 5 * (at - three[2][j]))
-assert np.isclose(at, own), "a further round must change nothing"
 
 # %% [markdown]
 # ### Exercise 4 (advanced, 3 points)
 #
-# Write `posterior(n, a, m)`: mean and standard deviation of the posterior of `w` with a flat prior, where the negative log
-# likelihood of a row of client $j$ is $f_j$. Return both, in this order.
+# Write `rows_needed(n, a, sd)`: the smallest number of further rows of the **first** client with which the posterior standard
+# deviation is at most `sd`, with a flat prior. `n` and `a` are arrays over clients. Return 0 if no row is needed.
 
 # %% tags=["hide-cell", "solution"]
-# The likelihood of client j has precision n_j a_j. Precisions add; the mean is weighted by them.
+# The precision must reach 1 / sd^2, and each row of the first client adds a_1.
 
 
-def posterior(n, a, m):
-    precision = n * a
-    return (precision * m).sum() / precision.sum(), precision.sum() ** -0.5
+def rows_needed(n, a, sd):
+    missing = sd**-2 - (n * a).sum()
+    return max(0, int(np.ceil(missing / a[0])))
 
 
 # %% tags=["hide-cell", "test"]
-three = np.array([10, 20, 30]), np.array([1.0, 2.0, 4.0]), np.array([0.0, 1.0, 3.0])
-found = posterior(*three)
-assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
-centre, spread = found
-assert not np.isclose(centre, 170**-0.5), "return the mean first, then the standard deviation"
-assert np.isclose(centre, 400 / 170), "the mean is weighted by precision, n_j a_j"
-assert np.isclose(spread, 170**-0.5), (
-    "the standard deviation is the inverse root of the total precision, the variance its inverse"
-)
-assert np.isclose(posterior(4 * three[0], *three[1:])[1], spread / 2), (
-    "four times the rows, half the standard deviation"
-)
+collected = np.array([10, 20]), np.array([2.0, 4.0])
+more = rows_needed(*collected, 0.05)
+assert more is not None, "return the number of rows"
+assert more == int(more), "a number of rows is an integer"
+assert more >= 0, "rows cannot be given back"
+assert rows_needed(*collected, 0.1) == 0, "the standard deviation is 0.1 already: no row is needed"
+assert rows_needed(*collected, 1.0) == 0, "rows are only collected, never removed"
+for few, enough in ((more, True), (more - 1, False)):
+    width = (100 + 2.0 * few) ** -0.5
+    assert (width <= 0.05) == enough, (
+        f"with {few} further rows of client 1 the standard deviation is {width:.4f}: compare it with 0.05"
+    )
+assert rows_needed(*collected, 0.0999) == 1, "round up: a part of a row cannot be collected"
 
 # %% [markdown]
 # ## Explore

@@ -273,30 +273,37 @@ az.summary(posterior, var_names=["mu", "tau", "theta"], kind="stats")[["mean", "
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 and 3 are intermediate, 4 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 and 3 are intermediate, 4 is advanced. Exercise 4 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `pooled(y, sigma)`: return two numbers, the mean of the measurements `y` weighted by precision, and its standard error.
+# A ninth school joins. The others do not send their measurements again: only their mean, weighted by precision, and its standard
+# error are known. Write `joined(mean, error, y, sigma)`: return both numbers for all schools together, where the new school measured
+# `y` with standard error `sigma`.
 
 # %% tags=["hide-cell", "solution"]
-# The precisions add, and the standard error is the inverse root of their sum.
+# The mean and its standard error replace the measurements: the precision of the mean is the sum of theirs.
 
 
-def pooled(y, sigma):
-    weight = 1 / sigma**2
-    return (weight * y).sum() / weight.sum(), weight.sum() ** -0.5
+def joined(mean, error, y, sigma):
+    before, new = error**-2, sigma**-2
+    return (before * mean + new * y) / (before + new), (before + new) ** -0.5
 
 
 # %% tags=["hide-cell", "test"]
-found = pooled(np.array([0.0, 10.0]), np.array([1.0, 2.0]))
-assert np.shape(found) == (2,), "return two numbers: the mean and its standard error"
-found, error = found
-assert not np.isclose(found, 1.25**-0.5), "return the mean first, then its standard error"
-assert np.isclose(found, 2.0), "weights are 1 / sigma^2: here 1 and 1/4"
-assert np.isclose(error, 1.25**-0.5), (
-    "the standard error is the inverse root of the sum of the weights"
+effects, errors = np.array([28.0, 8.0, -3.0, 7.0]), np.array([15.0, 10.0, 16.0, 11.0])
+together = [effects[0], errors[0]]
+for one, width in zip(effects[1:], errors[1:], strict=True):
+    found = joined(*together, one, width)
+    assert np.shape(found) == (2,), "return two numbers: the mean and its standard error"
+    assert found[1] < min(together[1], width), "more data reduce the standard error"
+    together = found
+assert np.isclose(together[0], np.average(effects, weights=errors**-2)), (
+    "one school after the other must give the same mean as all at once"
+)
+assert np.isclose(together[1], (errors**-2).sum() ** -0.5), (
+    "one school after the other must give the same standard error as all at once"
 )
 
 # %% [markdown]
@@ -321,7 +328,7 @@ try:
     alike = shrinkage(3.0, 0.0)
 except ZeroDivisionError:
     alike = None
-assert alike is not None, "tau = 0: do not divide by tau; use the form of B without tau^-2"
+assert alike is not None, "tau = 0: do not divide by tau"
 assert np.isclose(alike, 1.0), "tau = 0: complete pooling"
 
 # %% [markdown]
@@ -361,30 +368,43 @@ assert larger(tie, 0, 1) == 0.5, (
 # %% [markdown]
 # ### Exercise 4 (advanced, 3 points)
 #
-# Write `conditional(y, sigma, mu, tau)`: mean and standard deviation of $\theta_j$, given all other quantities. Return both, in
-# this order.
+# Write `population_mean(data, tau)` with pyrofl: mean and standard deviation of the posterior of $\mu$, a tuple of two floats, where
+# the standard deviation `tau` of the population is **known** and $\mu \sim N(0, 5^2)$. `data` is a federation like that of this
+# lesson: `batch.y` holds the measurements, `batch.x[..., 0]` their standard errors. Fit the model by `pyrofl.hierarchical` (one
+# round is enough), and use 4000 draws of `run.to_arviz`.
 
 # %% tags=["hide-cell", "solution"]
-# Precisions add; the mean is weighted by them.
+# tau is a number now, not a site. All schools share mu; each has its own effect.
 
 
-def conditional(y, sigma, mu, tau):
-    weight = sigma**2 / (sigma**2 + tau**2)
-    return weight * mu + (1 - weight) * y, (sigma**-2 + tau**-2) ** -0.5
+def population_mean(data, tau):
+    def known_tau(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+            theta = pyro.sample("theta", dist.Normal(mu, tau))
+            with batch.rows():
+                pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+
+    method = pyrofl.hierarchical(known_tau, data, shared="mu")
+    run = pyrofl.fit(method, data, progress=False)
+    mu = run.to_arviz(draws=4000, progress=False)["posterior"]["mu"]
+    return float(mu.mean()), float(mu.std())
 
 
 # %% tags=["hide-cell", "test"]
-found = conditional(28.0, 15.0, 8.0, 5.0)
-assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
-middle, sd = found
-assert not np.isclose(middle, (1 / 225 + 1 / 25) ** -0.5), (
-    "return the mean first, then the standard deviation"
+measured, errors = np.array([28.0, 20.0, -3.0]), np.array([3.0, 10.0, 16.0])
+three = {f"school {j}": (errors[[j], None], measured[[j]]) for j in range(3)}
+found = population_mean(pyrofl.Federation.from_arrays(three).to("cpu", torch.float64), 4.0)
+assert np.shape(found) == (2,), "return two numbers: the mean and the sd"
+precisions = 1 / (errors**2 + 4.0**2)  # of the measurements about mu
+exact = (precisions.sum() + 1 / 25) ** -0.5
+assert not np.isclose(found[0], exact, atol=0.3), "return the mean first, then the sd"
+assert abs(found[0] - (precisions @ measured) * exact**2) < 5 * exact / 4000**0.5, (
+    "the mean is not that of the posterior: check the prior of mu, the population and the noise"
 )
-assert np.isclose(middle, 8 + 20 * 0.1), "y = 28 counts with 1 - B = 0.1"
-assert np.isclose(sd, (1 / 225 + 1 / 25) ** -0.5), (
-    "the standard deviation is the inverse root of the sum of precisions, the variance its inverse"
+assert abs(found[1] / exact - 1) < 5 / 8000**0.5, (
+    "the standard deviation is not that of the posterior: is mu shared, and theta not?"
 )
-assert sd < 5.0, "data reduce the standard deviation"
 
 # %% [markdown]
 # ## Explore

@@ -313,58 +313,65 @@ except ValueError as error:
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write a model `heights(received, local, batch)`: every client has a site `average` with prior $N(170, 10^2)$; the rows
-# `batch.y` are observed at the site `height`, normal around `average` with standard deviation 5.
+# Children are measured at several ages, `batch.x[..., 0]` in years. Write a model `growth(received, local, batch)`: every client
+# (a school) has a site `start` with prior $N(50, 5^2)$, its mean height at birth in cm; the site `speed` with prior $N(7, 2^2)$ is the
+# growth per year; the heights `batch.y` are observed at the site `height`, normal around `start` plus `speed` times age, with
+# standard deviation 5. The test also fits your model with `shared="speed"`.
 
 # %% tags=["hide-cell", "solution"]
-# `average` belongs to a client, `height` to a row of a client.
+# `start` and `speed` have the shape [clients, 1], the ages [clients, rows]: the mean of a row is [clients, rows]. Which site is
+# shared is not stated in the model.
 
 
-def heights(received, local, batch):
+def growth(received, local, batch):
     with batch.clients():
-        average = pyro.sample("average", dist.Normal(170.0, 10.0))
+        start = pyro.sample("start", dist.Normal(50.0, 5.0))
+        speed = pyro.sample("speed", dist.Normal(7.0, 2.0))
         with batch.rows():
-            pyro.sample("height", dist.Normal(average, 5.0), obs=batch.y)
+            pyro.sample("height", dist.Normal(start + speed * batch.x[..., 0], 5.0), obs=batch.y)
 
 
 # %% tags=["hide-cell", "test"]
 ragged = {
-    "A": (torch.zeros(2, 1), torch.tensor([160.0, 170.0])),
-    "B": (torch.zeros(1, 1), torch.tensor([180.0])),
+    "A": (torch.tensor([[2.0], [6.0]]), torch.tensor([63.0, 95.0])),
+    "B": (torch.tensor([[10.0]]), torch.tensor([128.0])),
 }
 pair = Federation.from_arrays(ragged).to("cpu", torch.float32).batch(torch.tensor([0, 1]))
 
 
-def traced(model, batch, hint):
+def traced(model, batch):
     """Return the sites of a model, with their log densities."""
     try:
         found = pyro.poutine.trace(model).get_trace({}, {}, batch)
         found.compute_log_prob()
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise AssertionError(f"the model does not run: {reason}; {hint}") from error
+        raise AssertionError(f"the model does not run: {reason}; check the two plates") from error
     return found.nodes
 
 
-nested = "use one `with batch.clients():` block, with the block `with batch.rows():` inside it"
-sites = traced(heights, pair, nested)
-assert {"average", "height"} <= {*sites}, "expected the sites average and height"
-average, height = sites["average"], sites["height"]
-assert average["value"].shape == (2, 1), "average: one number per client; use batch.clients()"
-assert height["is_observed"], "the rows are observed: pass obs=batch.y"
-assert height["value"].shape == (2, 2), "the rows are batch.y, not batch.x"
-assert len(height["cond_indep_stack"]) == 2, f"height belongs to a client and a row: {nested}"
-assert height["log_prob"].shape == (2, 2), "height: one number per row; use batch.rows()"
-assert torch.all(average["fn"].mean == 170), "the prior of average has mean 170"
-assert torch.all(average["fn"].stddev == 10), "the prior has standard deviation 10, not variance 10"
-assert torch.all(height["fn"].stddev == 5), "rows have standard deviation 5"
-assert torch.allclose(height["fn"].mean.expand(2, 2), average["value"].expand(2, 2)), (
-    "the mean of a row is the average of its client"
+sites = traced(growth, pair)
+assert {"start", "speed", "height"} <= {*sites}, "expected the sites start, speed and height"
+begin, rate, height = sites["start"], sites["speed"], sites["height"]
+for name, site, center, width in (("start", begin, 50, 5), ("speed", rate, 7, 2)):
+    assert site["value"].shape == (2, 1), f"{name}: expected one number per client"
+    assert torch.all(site["fn"].mean == center), f"{name}: another prior mean was asked for"
+    assert torch.all(site["fn"].stddev == width), f"{name}: check the scale of the prior"
+assert height["is_observed"], "the heights are data"
+assert torch.equal(height["value"].expand(2, 2), pair.y), "the heights are in batch.y"
+assert height["log_prob"].shape == (2, 2), "height: expected one log density per row"
+assert len(height["cond_indep_stack"]) == 2, "a row belongs to a client: nest the plates"
+assert float(height["log_prob"][1, 1]) == 0, "client B has one child, and padding must not count"
+assert torch.all(height["fn"].stddev == 5), "check the scale of the heights"
+line = begin["value"] + rate["value"] * pair.x[..., 0]
+assert torch.allclose(height["fn"].mean.expand(2, 2), line), (
+    "the mean of a row depends on the start and the speed of its client, and on its own age"
 )
-assert torch.equal(height["value"].expand(2, 2), pair.y), "the rows are batch.y"
-assert float(height["log_prob"][1, 1]) == 0, (
-    "padded rows must not count: observe the rows inside `with batch.rows():`"
-)
+schools = Federation.from_arrays(ragged).to("cpu", torch.float64)
+drawn = pyrofl.fit(
+    pyrofl.hierarchical(growth, schools, shared="speed"), schools, rounds=1, progress=False
+).posterior(10)
+assert drawn["start"].shape == (10, 2)
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)

@@ -332,39 +332,52 @@ print("the server infers x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 #
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `cavity(P, h, P_own, h_own)`: return **mean and covariance** of the cavity, given the natural parameters $(P, h)$ of the
-# posterior and those of the factor of the client.
+# How much does a client matter? Write `influence(run, client)` for a fitted run of PVI with one shared number: the posterior mean of
+# all clients minus that without `client`, divided by the posterior standard deviation of all clients. `pyrofl.leave(run, client)`
+# returns the run without a client; `run.state.server["shift"]` and `["precision"]` hold one number each. Return a float.
 
 # %% tags=["hide-cell", "solution"]
-# Dividing by a factor subtracts its natural parameters.
+# The mean is shift / precision, the standard deviation the inverse root of the precision.
 
 
-def cavity(P, h, P_own, h_own):
-    covariance = np.linalg.inv(P - P_own)
-    return covariance @ (h - h_own), covariance
+def influence(run, client):
+    def mean(one):
+        return one.state.server["shift"] / one.state.server["precision"]
+
+    change = mean(run) - mean(pyrofl.leave(run, client))
+    return float(change * run.state.server["precision"] ** 0.5)
 
 
 # %% tags=["hide-cell", "test"]
-others = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([1.0, 0.5])
-own = np.array([[1.0, -1.0], [-1.0, 2.0]]), np.array([4.0, 0.0])
-found = cavity(others[0] + own[0], others[1] + own[1], *own)
-assert isinstance(found, tuple | list), "return two arrays"
-assert [np.shape(v) for v in found] == [(2,), (2, 2)], (
-    "return the mean [2], then the covariance [2, 2]"
+values = {"A": np.array([1.0, 2.0, 3.0]), "B": np.array([6.0]), "C": np.array([-2.0, 0.0])}
+
+
+def normal_mean(received, local, batch):
+    with batch.clients():
+        m = pyro.sample("m", dist.Normal(0.0, 2.0))
+        with batch.rows():
+            pyro.sample("value", dist.Normal(m, 1.0), obs=batch.y)
+
+
+three = Federation.from_arrays({n: (np.zeros((len(v), 1)), v) for n, v in values.items()})
+three = three.to("cpu", torch.float64)
+fitted = pyrofl.fit(
+    pvi.hierarchical(normal_mean, three, shared="m", damping=1.0), three, rounds=2, progress=False
 )
-at, spread = found
-assert not np.allclose(spread, others[0]), (
-    "P - P_own is the precision: return its inverse, the covariance, and the mean P^-1 h"
-)
-assert np.allclose(spread, np.linalg.inv(others[0])), (
-    "divide by the factor: subtract its precision, then invert"
-)
-assert np.allclose(at, np.linalg.solve(*others)), "subtract the shift, too, and return the mean"
+for name, gone in values.items():
+    number, total = sum(map(len, values.values())) + 0.25, sum(v.sum() for v in values.values())
+    expected = (total / number - (total - gone.sum()) / (number - len(gone))) * number**0.5
+    found = influence(fitted, name)
+    assert np.shape(found) == (), "return one number"
+    assert np.isclose(abs(found), abs(expected), rtol=1e-3), (
+        f"client {name}: the change of the mean, in standard deviations with all clients, is another"
+    )
+    assert found * expected > 0, "mind the sign: all clients minus those that remain"
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 2 points)
@@ -393,8 +406,10 @@ for noise in (1.0, 0.5, 3.0):
     )
     assert np.shape(guess) == (2,), "return two numbers: x and y"
     assert not np.isclose(guess[0], 1.5), "return x first, then y"
-    assert np.isclose(guess[0], -3.0), "x is the ratio P[0, 1] / P[0, 0]; mind its sign"
-    assert np.isclose(guess[1], 1.5), "y is the ratio h[0] / P[0, 0], whatever the noise"
+    assert np.isclose(guess[0], -3.0), (
+        "another x was used; mind its sign, and remember that the noise is unknown"
+    )
+    assert np.isclose(guess[1], 1.5), "another y was used; remember that the noise is unknown"
 with np.errstate(all="ignore"):
     guess = recover(np.outer(row, row), 0 * row)
     origin = recover(np.outer([1.0, 0.0], [1.0, 0.0]), np.array([1.5, 0.0]))

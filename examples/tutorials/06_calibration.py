@@ -263,39 +263,46 @@ if replications == 200:
 # %% [markdown]
 # ## Exercises
 #
-# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Use NumPy and the standard library only.
+# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Exercise 1 uses pyrofl, the others NumPy and the standard library
+# only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `ranks(truth, draws)`: for each replication, the number of draws that are smaller than the truth. `truth` has the shape
-# [replications], `draws` has the shape [replications, S].
+# Write `overconfidence(calibration)`: mean confidence minus accuracy over all rows, given the result of `run.calibration()`. Its
+# attributes `rows`, `confidence` and `accuracy` have the shape [bins]: the number of predictions in each bin, and their mean
+# confidence and accuracy (NaN in empty bins). Return a float.
 
 # %% tags=["hide-cell", "solution"]
-# A number from 0 to S: S + 1 possible ranks.
+# Weight the bins by their rows; NaN times 0 is NaN, so leave empty bins out.
 
 
-def ranks(truth, draws):
-    return (draws < truth[:, None]).sum(1)
+def overconfidence(calibration):
+    some = calibration.rows > 0
+    difference = (calibration.confidence - calibration.accuracy)[some]
+    return float((calibration.rows[some] * difference).sum() / calibration.rows.sum())
 
 
 # %% tags=["hide-cell", "test"]
-some = np.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-assert np.shape(ranks(np.array([2.5, 5.0]), some)) == (2,), "return one rank for each replication"
-assert np.allclose(ranks(np.array([2.5, 5.0]), some), [2, 0]), (
-    "count the draws below the truth, for each replication"
-)
-assert np.allclose(ranks(np.array([9.0, 99.0]), some), [3, 3]), "ranks are counts from 0 to S"
-assert np.allclose(ranks(np.array([2.0, 30.0]), some), [1, 2]), (
-    "a draw that equals the truth is not smaller"
-)
+quick = federations.split(datasets.load("digits"), "labels:3", clients=5)
+small = nets.build("mlp:16", input_shape=(64,), outputs=10)
+for epochs in (1, 5):
+    fit = pyrofl.fit(fedavg.build(small, epochs=epochs), quick, rounds=3, progress=False)
+    bins, scores = fit.calibration(), fit.evaluate()
+    found = overconfidence(bins)
+    assert np.shape(found) == (), "return one number for all rows"
+    assert np.isfinite(found), "some bins are empty: their means are NaN"
+    right = int((bins.accuracy * bins.rows).nansum().round()) / int(bins.rows.sum())
+    sure = float((bins.confidence * bins.rows).nansum()) / int(bins.rows.sum())
+    assert np.isclose(abs(found), abs(sure - right), atol=1e-5), "bins count by their rows"
+    assert np.isclose(found, sure - right, atol=1e-5), "mind the sign: confidence minus accuracy"
 
 # %% [markdown]
 # ### Exercise 2 (basic, 2 points)
 #
 # Write `coverage(truth, draws, level)`: the fraction of replications in which the truth lies in the central interval of the
 # draws with probability `level`, such as 0.9: the interval between two quantiles of the draws of this replication, with the
-# probability (1 - `level`) / 2 on both sides. Shapes are as in exercise 1.
+# probability (1 - `level`) / 2 on both sides. `truth` has the shape [replications], `draws` the shape [replications, S].
 
 # %% tags=["hide-cell", "solution"]
 # A central interval leaves (1 - level) / 2 on each side.

@@ -202,8 +202,7 @@ plt.show()
 # The confidence of client 2 has **no limit**: it is about 27, 351 and 37,103 after 12, 100 and 10,000 rounds. Its posterior
 # variance tends to zero, although its sixteen rows have a precision of 4, that is, a variance of 0.25. This is
 # **variance collapse**: the client uses the server's $w$ as evidence about itself, and the server has computed $w$ mostly
-# from this client. The same rows are counted again in every round. (The docstring of `pfedvem` starts at the mean
-# of client 1 and has 28, 352 and 37,104.)
+# from this client. The same rows are counted again in every round.
 #
 # The growth can be derived. Near the end a round changes neither $w$ nor client 1, and equation 9 is
 # $\tau_2 (\mu_2 - w) = \tau_1 (w - \mu_1)$. Call this constant $c$. With $s_2^2 = 1/(p_2 + \tau_2)$ and $\mu_2 - w = c/\tau_2$,
@@ -226,8 +225,6 @@ if rounds == 12:
     assert round(path[-1][1][1] / path[-1][1].sum(), 2) == 0.98
 assert [int(long[t - 1][1][1]) for t in (12, 100)] == [27, 351]
 assert round(long[-1][1][1]) == 37_103
-from_client_1 = closed_form(10_000, mean=mean - mean[0])  # the same lengths, measured from there
-assert [round(from_client_1[t - 1][1][1]) for t in (12, 100, 10_000)] == [28, 352, 37_104]
 limit = 2 + 3**0.5 / 2  # of w
 assert round(limit, 3) == round(ws[-1], 3) == 2.866
 assert abs(c - 1 / (limit - 1)) < 1e-3
@@ -360,7 +357,7 @@ if rounds == 12:
 # %% [markdown]
 # ## Exercises
 #
-# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Use NumPy only.
+# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Exercise 2 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
@@ -383,27 +380,54 @@ assert np.isclose(confidence(np.ones(3), np.zeros(3), np.zeros(3)), 1.0), (
     "sd 1, no distance: tau is 1"
 )
 assert np.isclose(confidence(*given), 2 / (1.25 + 10)), (
-    "expected d / (sum of variances + squared distance): square each number, then add"
+    "insert these numbers into equation 8 by hand, and compare term by term"
 )
 
 # %% [markdown]
 # ### Exercise 2 (basic, 2 points)
 #
-# Write `server(mu, tau)`: equation 9. `mu` has the shape [clients, d], `tau` has the shape [clients]; return $d$ numbers.
+# Write `favored(run, data)`: a list with the names of the clients that a fitted run of pFedVEM weights more than FedAvg would, in
+# their order. `run.statistics()["tau"]` holds the confidences, `data.sizes` the numbers of rows, `data.names` the names.
 
 # %% tags=["hide-cell", "solution"]
-# The weights are the same for all d numbers of a client: add an axis to tau.
+# Both weights must sum to one before they can be compared.
 
 
-def server(mu, tau):
-    return (tau[:, None] * mu).sum(0) / tau.sum()
+def favored(run, data):
+    tau = run.statistics()["tau"]
+    more = tau / tau.sum() > data.sizes / data.sizes.sum()
+    return [name for name, yes in zip(data.names, more.tolist(), strict=True) if yes]
 
 
 # %% tags=["hide-cell", "test"]
-at = server(np.array([[0.0, 1.0], [4.0, 5.0]]), np.array([3.0, 1.0]))
-assert np.shape(at) == (2,), "expected one number for each parameter"
-assert np.allclose(at, [1.0, 2.0]), "expected the mean of mu with weights tau"
-assert np.allclose(server(np.ones((4, 3)), np.arange(1.0, 5.0)), 1.0), "weights must sum to one"
+planks = {
+    name: (np.ones((count, 1)), np.full(count, value) + np.linspace(-1, 1, count))
+    for name, count, value in (
+        ("Ann", 40, 3.0),
+        ("Bob", 4, 3.2),
+        ("Cay", 10, 2.9),
+        ("Dan", 30, 9.0),
+    )
+}
+planks = Federation.from_arrays(planks).to("cpu", torch.float64)
+fitted = pyrofl.fit(
+    pfedvem.build(
+        nets.build("linear", input_shape=(1,), outputs=1), head="*",
+        likelihood=likelihoods.normal(2.0), head_epochs=50, lr_head=0.02,
+    ),
+    planks, rounds=3, progress=False,
+)  # fmt: skip
+found = favored(fitted, planks)
+assert isinstance(found, list), "return a list"
+assert all(isinstance(name, str) for name in found), "return the names of the clients"
+tau = fitted.statistics()["tau"].numpy()
+expected = {
+    n for n, t, k in zip(planks.names, tau, planks.sizes, strict=True) if t * 84 > k * tau.sum()
+}
+assert {*found} == expected, (
+    "compare the fraction of each client in the sum of the confidences with its fraction of the rows"
+)
+assert found == sorted(found), "keep the order of the clients"
 
 # %% [markdown]
 # ### Exercise 3 (intermediate, 3 points)
@@ -421,9 +445,19 @@ def single(p, rounds):
 
 
 # %% tags=["hide-cell", "test"]
-assert np.isclose(single(4.0, 1), 1.0), "in round 1, tau is 1"
-assert np.isclose(single(4.0, 2), 5.0), "in round 2, tau is the posterior precision of round 1"
-assert np.isclose(single(0.5, 11), 6.0), "every round adds p"
+def after_one_round(p, tau):
+    """Return the next confidence of a client at distance zero, by equation 8."""
+    variance = 1 / (p + tau)
+    return 1 / (variance + 0.0)
+
+
+for precision in (0.5, 4.0):
+    tau = 1.0
+    for t in range(1, 7):
+        assert np.isclose(single(precision, t), tau), (
+            f"p = {precision}, round {t}: expected {tau}; do the first rounds by hand, as in the lesson"
+        )
+        tau = after_one_round(precision, tau)
 
 # %% [markdown]
 # ### Exercise 4 (advanced, 4 points)
@@ -442,8 +476,18 @@ def coverage_loss(p, rounds):
 
 
 # %% tags=["hide-cell", "test"]
-assert np.isclose(coverage_loss(4.0, 1), np.sqrt(4 / 5)), "after round 1 the precision is p + 1"
-assert np.isclose(coverage_loss(1.0, 99), 0.1), "after t rounds the precision is 1 + t p"
+assert coverage_loss(4.0, 1) < 1, (
+    "the prior adds information: the posterior is narrower than p^-1/2"
+)
+assert coverage_loss(1.0, 1000) < coverage_loss(1.0, 10), "does the collapse go on?"
+for precision, t in ((4.0, 1), (1.0, 99), (0.5, 7)):
+    tau = 1.0
+    for _ in range(t - 1):
+        tau = after_one_round(precision, tau)
+    ratio = (precision / (precision + tau)) ** 0.5
+    assert np.isclose(coverage_loss(precision, t), ratio), (
+        f"p = {precision}, round {t}: expected {ratio:.4f}; which precision has the posterior of this round?"
+    )
 
 # %% [markdown]
 # ## Explore

@@ -338,29 +338,38 @@ if rounds == 10:
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `mixtures(models, weight)`: the parameters of mixtures of clients' models. `models` has the shape [clients, parameters],
-# `weight` the shape [mixtures, clients], and its rows sum to one.
+# Write `gain(run)`: by how many percentage points the ensemble of a fitted FedBE run is more accurate than the mean of the clients'
+# models. `run.evaluate(model=...)` returns the scores of a model: `"ensemble"` or `"global"`, which here is this mean. Use the mean
+# over clients.
 
 # %% tags=["hide-cell", "solution"]
-# A product of matrices: [mixtures, clients] times [clients, parameters].
+# A negative number means that the ensemble is worse.
 
 
-def mixtures(models, weight):
-    return weight @ models
+def gain(run):
+    return 100 * (
+        run.evaluate(model="ensemble").mean("accuracy")
+        - run.evaluate(model="global").mean("accuracy")
+    )
 
 
 # %% tags=["hide-cell", "test"]
-sent = np.array([[0.0, 4.0], [2.0, 0.0]])
-parts = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]])
-assert np.shape(mixtures(sent, parts)) == (3, 2), "expected one model for each mixture"
-assert np.allclose(mixtures(sent, parts), [[1, 2], [0, 4], [1.5, 1]]), (
-    "expected the weighted mean of the clients' parameters"
-)
+quick = federations.split(datasets.load("digits"), "labels:2", clients=6)
+fitted = pyrofl.fit(
+    fedbe.build(nets.build("mlp:16", (64,), 10), posterior="dirichlet", distil="none"),
+    quick, rounds=2, progress=False,
+)  # fmt: skip
+both = {m: fitted.evaluate(model=m).values["accuracy"].mean() for m in ("ensemble", "global")}
+difference = 100 * float(both["ensemble"] - both["global"])
+assert np.shape(gain(fitted)) == (), "return one number"
+assert abs(gain(fitted)) > 1, "return percentage points"
+assert np.isclose(abs(gain(fitted)), abs(difference), atol=1e-3), "compare the mean accuracies"
+assert np.isclose(gain(fitted), difference, atol=1e-3), "positive if the ensemble is better"
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)
@@ -381,10 +390,10 @@ p = np.array([[0.9, 0.1, 0.6], [0.1, 0.3, 0.2]])
 assert np.shape(ensemble_nll(p)) == (), "return one number, the mean over rows"
 assert ensemble_nll(p) > 0, "a negative log likelihood of probabilities is positive: mind the sign"
 assert ensemble_nll(p) < -np.log(p).mean(), (
-    "by Jensen's inequality it is smaller than the mean of the NLLs: average first, then take logarithms"
+    "by Jensen's inequality it is smaller than the mean of the NLLs: what is averaged first?"
 )
 assert np.isclose(ensemble_nll(p), -(np.log(0.5) + np.log(0.2) + np.log(0.4)) / 3), (
-    "average the probabilities over mixtures, take logarithms, then average over rows"
+    "the predictions that are averaged over mixtures are probabilities of a row"
 )
 
 # %% [markdown]

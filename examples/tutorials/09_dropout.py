@@ -236,25 +236,38 @@ if rounds == 40:
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `relative_variance(p)`: $\alpha$ for the dropout rate `p`.
+# Write `median_alpha(run)`: for each client of a fitted MetaVD run, the median of $\alpha$ over all weights with dropout, [clients].
+# `run.statistics()` maps names to tensors; the one whose name begins with `"dropout_rate/"` holds the dropout rates, [clients, outputs,
+# inputs].
 
 # %% tags=["hide-cell", "solution"]
-# Above: alpha = p / (1 - p).
+# alpha = p / (1 - p). Both axes of the layer belong to the weights of a client.
 
 
-def relative_variance(p):
-    return p / (1 - p)
+def median_alpha(run):
+    (p,) = (v for name, v in run.statistics().items() if name.startswith("dropout_rate/"))
+    return (p / (1 - p)).flatten(1).median(1).values
 
 
 # %% tags=["hide-cell", "test"]
-assert np.isclose(relative_variance(0.5), 1.0), "a rate of one half is alpha = 1"
-assert np.isclose(relative_variance(0.9), 9.0), "a rate of 0.9 is alpha = 9"
-assert np.isclose(relative_variance(0.0), 0.0), "no dropout, no variance"
+quick = federations.split(datasets.load("digits"), "labels:2", clients=5)
+fitted = pyrofl.fit(
+    metavd.build(nets.build("mlp:8,9", (64,), 10), on="reptile"), quick, rounds=2, progress=False
+)
+found = median_alpha(fitted)
+assert np.shape(found) == (5,), "return one number for each client"
+rates = next(v for n, v in fitted.statistics().items() if n.startswith("dropout_rate/")).numpy()
+for p, alpha in zip(rates, found, strict=True):
+    odds = np.sort(p.ravel()) / (1 - np.sort(p.ravel()))
+    low, high = odds[(len(odds) - 1) // 2], odds[len(odds) // 2]
+    assert low * 0.999 <= float(alpha) <= high * 1.001, (
+        "expected the median over all weights of the client, of alpha and not of the rate"
+    )
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)

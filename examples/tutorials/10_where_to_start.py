@@ -285,29 +285,38 @@ if full:
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `reptile_step(w, models, step)`: the server step of Reptile with $\epsilon$ = `step`, for clients with equally many rows.
-# `models` holds the $w_j$, [clients, parameters]; `w` has the shape [parameters].
+# Write `adaptability(run)`: the mean accuracy of the held-out clients after fine-tuning, minus that of the global model before.
+# `run.evaluate` takes `population="held_out"`, and `model` and `adaptation` as in the lesson.
 
 # %% tags=["hide-cell", "solution"]
-# With step 1 it is FedAvg with equal weights.
+# The global model is the same for all clients; the personal one begins there and trains on the client's rows.
 
 
-def reptile_step(w, models, step):
-    return w + step * (models.mean(0) - w)
+def adaptability(run):
+    before = run.evaluate(population="held_out", model="global")
+    after = run.evaluate(population="held_out", model="personal", adaptation="fine_tune")
+    return after.mean("accuracy") - before.mean("accuracy")
 
 
 # %% tags=["hide-cell", "test"]
-sent = np.array([[0.0, 2.0], [4.0, 6.0]])
-assert np.allclose(reptile_step(np.array([1.0, 1.0]), sent, 1.0), [2.0, 4.0]), (
-    "with step 1 it ends at the mean"
+quick = federations.split(datasets.load("digits"), "labels:2", clients=8, held_out=4)
+fitted = pyrofl.fit(
+    fedavg.build(nets.build("mlp:16", (64,), 10), fine_tune=3), quick, rounds=3, progress=False
 )
-assert np.allclose(reptile_step(np.array([1.0, 1.0]), sent, 0.5), [1.5, 2.5]), (
-    "with step 0.5 it goes half way"
+both = [
+    fitted.evaluate(population="held_out", **how).values["accuracy"].mean()
+    for how in ({"model": "global"}, {"model": "personal", "adaptation": "fine_tune"})
+]
+found = adaptability(fitted)
+assert np.shape(found) == (), "return one number"
+assert found > 0, "fine-tuning helps these clients: check the order of the difference"
+assert np.isclose(found, float(both[1] - both[0]), atol=1e-5), (
+    "compare the accuracy of held-out clients before and after fine-tuning"
 )
 
 # %% [markdown]
@@ -333,7 +342,7 @@ for given in ((2.0, 3.0, 1.0, 0.1), (0.0, 1.0, 4.0, 0.5)):
     w, *others = given
     change = (after(w + 1e-5, *others) - after(w - 1e-5, *others)) / 2e-5
     assert np.isclose(maml_gradient(*given), change), (
-        "expected the slope of `after` at w: both factors 1 - eta a count, and the gradient at the start does not"
+        "expected the slope of `after` at w: compare with its difference quotient"
     )
 
 # %% [markdown]
@@ -358,7 +367,9 @@ assert np.isclose(start(curvature, minimum, 0.0), 0.8), (
 assert np.isclose(start(curvature, minimum, 0.25), 0.0), (
     "a client that reaches its minimum in one step does not count"
 )
-assert np.isclose(start(curvature, minimum, 0.1), 1.44 / 2.25), "both factors 1 - eta a count"
+assert np.isclose(start(curvature, minimum, 0.1), 1.44 / 2.25), (
+    "at MAML's start the gradients of exercise 2 add up to zero"
+)
 
 # %% [markdown]
 # ## Explore

@@ -235,29 +235,33 @@ if full:
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `layer(branches, alpha)`: the weights of one layer of one client. `branches` has the shape [branches, inputs, outputs],
-# `alpha` the shape [branches].
+# Write `main_branch(run)`: the number of the branch with the largest weight for each client of a fitted pFedMB run, [clients]. Use the
+# mean over layers: `run.posterior(1)["alpha"]` has the shape [1, clients, layers, branches]. Branches are counted from 0.
 
 # %% tags=["hide-cell", "solution"]
-# A weighted sum over the first axis.
+# First the mean over layers, then the largest entry over branches.
 
 
-def layer(branches, alpha):
-    return (alpha[:, None, None] * branches).sum(0)
+def main_branch(run):
+    return run.posterior(1)["alpha"][0].mean(1).argmax(1)
 
 
 # %% tags=["hide-cell", "test"]
-some = np.stack([np.zeros((2, 3)), np.ones((2, 3)), np.full((2, 3), 4.0)])
-assert np.shape(layer(some, np.array([0.2, 0.3, 0.5]))) == (2, 3), "expected the shape of a layer"
-assert np.allclose(layer(some, np.array([0.2, 0.3, 0.5])), 2.3), (
-    "expected the mean of the branches, weighted by alpha"
+quick = pyrofl.federations.split(datasets.load("digits"), "labels:2", clients=6)
+fitted = pyrofl.fit(
+    pfedmb.build(nets.build("mlp:16", (64,), 10), branches=3, lr=0.1, lr_alpha=1.0),
+    quick, rounds=4, progress=False,
+)  # fmt: skip
+alpha = fitted.posterior(1)["alpha"][0].numpy()
+assert np.shape(main_branch(fitted)) == (6,), "return one number for each client"
+assert np.asarray(main_branch(fitted)).tolist() == [int(np.argmax(a.sum(0))) for a in alpha], (
+    "expected the branch with the largest mean weight over the layers"
 )
-assert np.allclose(layer(some, np.array([0.0, 1.0, 0.0])), 1.0), "one branch alone"
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)

@@ -297,27 +297,36 @@ print(
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `traffic(parameters, clients, rounds)`: the bytes of all messages of a fit in which every client receives and sends all
-# parameters in every round, with four bytes per parameter.
+# Write `affordable(net, clients, budget)`: the largest number of rounds of FedAvg whose messages have at most `budget` bytes in all. In
+# a round every client receives and sends all parameters of the pyrofl network `net`, four bytes each; `net.shapes` maps the name of each
+# parameter to its shape.
 
 # %% tags=["hide-cell", "solution"]
-# Every client receives and sends all parameters in every round.
+# Two directions, four bytes, all clients. A round that is paid in part is no round.
 
 
-def traffic(parameters, clients, rounds):
-    return 2 * 4 * parameters * clients * rounds
+def affordable(net, clients, budget):
+    parameters = sum(shape.numel() for shape in net.shapes.values())
+    return int(budget // (2 * 4 * parameters * clients))
 
 
 # %% tags=["hide-cell", "test"]
-assert traffic(1, 1, 1) == 8, "one parameter: four bytes down and four up"
-assert traffic(3760, 20, 5) == 3_008_000, (
-    "every client receives and sends all parameters in every round"
+quick = pyrofl.federations.split(pyrofl.datasets.load("digits"), "iid", clients=5)
+small = pyrofl.nets.build("mlp:4", (64,), 10)
+fitted = pyrofl.fit(pyrofl.models.fedavg.build(small), quick, rounds=3, progress=False)
+sent = sum(record.bytes_down + record.bytes_up for record in fitted.records)
+assert affordable(small, 5, sent) == 3, (
+    f"three rounds of this network with five clients: {sent} bytes"
 )
+assert affordable(small, 5, sent - 1) == 2, "one byte less: the third round cannot be completed"
+assert affordable(small, 10, sent) == 1, "twice the clients: twice the bytes per round"
+assert affordable(small, 5, 0) == 0, "without a budget there is no round"
+assert isinstance(affordable(small, 5, sent), int), "a number of rounds is an integer"
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)
@@ -335,13 +344,13 @@ def noise_sd(clip, multiplier, clients, where):
 
 # %% tags=["hide-cell", "test"]
 assert np.isclose(noise_sd(2.0, 1.5, 10, "server"), 0.3), (
-    "server: the noise of the sum is multiplier times clip; divide by the number of clients"
+    "server: one noise is added to the sum; the mean of ten clients has a tenth of it"
 )
 assert np.isclose(noise_sd(2.0, 1.5, 100, "server"), 0.03), (
     "server: ten times the clients, a tenth of the noise"
 )
 assert np.isclose(noise_sd(2.0, 1.5, 100, "client"), 0.3), (
-    "client: the variances of 100 noises add; the mean has the noise of one, divided by 10"
+    "client: the sum has a hundred independent noises; how do their variances add?"
 )
 
 # %% [markdown]
@@ -369,7 +378,7 @@ assert np.allclose(sent, [1 + 5 - 2, 2 - 5 + 7, 3 + 2 - 7]), (
     "of clients i < j, client i adds the secret, client j subtracts it"
 )
 assert np.allclose(messages(np.array([1.0, 2.0, 3.0]), shared + below), sent), (
-    "use only entries above the diagonal: np.triu(secrets, 1)"
+    "use only entries above the diagonal"
 )
 
 # %% [markdown]

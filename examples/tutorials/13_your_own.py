@@ -385,25 +385,43 @@ if full:
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `robust(sent)`: the coordinate-wise median of the clients' messages, [clients, parameters].
+# Write an aggregation rule of pyrofl, `robust(server, message, cohort, generator)`: return the new state of the server, a dictionary
+# with the names of `message` and, for each tensor of shape [clients, ...], its coordinate-wise median over clients.
 
 # %% tags=["hide-cell", "solution"]
 # The median over clients, for each parameter. Nearly half of the clients can be faulty.
 
 
-def robust(sent):
-    return np.median(sent, axis=0)
+def robust(server, message, cohort, generator):
+    return {name: value.median(0).values for name, value in message.items()}
 
 
 # %% tags=["hide-cell", "test"]
-sent = np.array([[1.0, 5.0], [2.0, 6.0], [3.0, -900.0], [2.5, 7.0], [-900.0, 6.5]])
-assert np.shape(robust(sent)) == (2,), "expected one number for each parameter"
-assert np.allclose(robust(sent), [2.0, 6.0]), "expected the median over clients, for each parameter"
+sent = {
+    "a": torch.tensor([[1.0, 5.0], [2.0, 6.0], [3.0, -900.0], [2.5, 7.0], [-900.0, 6.5]]),
+    "b": torch.arange(20.0).reshape(5, 2, 2) ** 2,
+}
+found = robust({}, sent, None, None)
+assert isinstance(found, dict), "return a dictionary"
+assert {*found} == {*sent}, "the state of the server has the names of the message"
+assert [found[n].shape for n in sent] == [(2,), (2, 2)], "the axis of clients must go"
+assert torch.allclose(found["a"], torch.tensor([2.0, 6.0])), "expected the median over clients"
+assert torch.equal(found["b"], sent["b"][2]), "expected the median for each parameter"
+flat = {f"lab {j}": (np.ones((3, 1)), np.full(3, v)) for j, v in enumerate((1.0, 2.0, 900.0))}
+flat = Federation.from_arrays(flat).to("cpu", torch.float64)
+line = pyrofl.nets.build("linear", input_shape=(1,), outputs=1)
+averaging = pyrofl.models.fedavg.build(
+    line, likelihood=pyrofl.likelihoods.normal(1.0), batch=None, lr=1.0, momentum=0.0
+)
+fit = pyrofl.fit(replace(averaging, aggregate=robust), flat, rounds=2, progress=False)
+assert abs(float(next(iter(fit.state.server.values()))) - 2.0) < 1e-3, (
+    "three clients with the values 1, 2 and 900: the server must end at 2"
+)
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)
@@ -454,7 +472,7 @@ found = combine(*own, 2.0)
 assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
 at, width = found
 assert np.isclose(at, 15 / 16.5), (
-    "add precisions and shifts; the prior must count once, so subtract it J - 1 times"
+    "the mean given all rows is another: how often does the prior count?"
 )
 assert np.isclose(width, 16.5**-0.5), (
     "expected the standard deviation given all rows: the inverse root of the precision"

@@ -429,24 +429,49 @@ assert not full or len(works) >= 21, fails
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 1 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `variance(mean, shape)`: the variance of a negative binomial count with this mean and shape.
+# A report states for every hospital the probability that its site exceeds a limit. Write `exceeds(run, site, limit)`: this posterior
+# probability, from 2000 draws of `run.to_arviz`, as an array [clients]. `site` is the name of a site that every client has of its own.
 
 # %% tags=["hide-cell", "solution"]
-# A Poisson count has the variance mean; the rest is the variation of its rate.
+# The fraction of the draws above the limit; the axes of a site are (chain, draw, client).
 
 
-def variance(mean, shape):
-    return mean + mean**2 / shape
+def exceeds(run, site, limit):
+    values = run.to_arviz(draws=2000, progress=False)["posterior"][site]
+    return (values > limit).mean(("chain", "draw")).values
 
 
 # %% tags=["hide-cell", "test"]
-assert np.isclose(variance(4.0, 2.0), 12.0), "expected mean + mean^2 / shape"
-assert np.isclose(variance(4.0, 1e9), 4.0), "a large shape is a Poisson count"
+wards = {"A": np.array([1.0, 3.0]), "B": np.array([4.0]), "C": np.array([0.0, 0.5, -1.0])}
+
+
+def normal_wards(received, local, batch):
+    with batch.clients():
+        center = pyro.sample("center", dist.Normal(0.0, 0.01))
+        level = pyro.sample("level", dist.Normal(center, 2.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(level, 1.0), obs=batch.y)
+
+
+three = Federation.from_arrays({n: (np.zeros((len(v), 1)), v) for n, v in wards.items()})
+three = three.to("cpu", torch.float64)
+fit = pyrofl.fit(
+    pyrofl.hierarchical(normal_wards, three, shared="center"), three, rounds=2, progress=False
+)
+found = exceeds(fit, "level", 1.5)
+assert np.shape(found) == (3,), "return one probability for each client"
+assert np.all((found >= 0) & (found <= 1)), "a probability is between 0 and 1"
+for name, v, p in zip(wards, wards.values(), found, strict=True):
+    exact = dist.Normal(v.sum() / (len(v) + 0.25), (len(v) + 0.25) ** -0.5)
+    above = 1 - float(exact.cdf(torch.tensor(1.5)))
+    assert abs(p - above) < 0.01 + 5 * (above * (1 - above) / 2000) ** 0.5, (
+        f"client {name}: expected the fraction of draws above the limit, about {above:.2f}"
+    )
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)

@@ -322,7 +322,7 @@ assert not full or (len(checked) == 8 and checked["p"].between(0.025, 0.975).all
 # %% [markdown]
 # ## Exercises
 #
-# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Exercise 2 uses pyrofl, the others NumPy only.
 
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
@@ -348,36 +348,50 @@ assert np.shape(found) == (2,), "return two numbers: the mean and the standard d
 center, spread = found
 assert np.isclose(center, 65.0), "weight the mean of each hospital by its number of patients"
 assert np.isclose(spread, np.concatenate(ages).std()), (
-    "average the variances with weights n, add the variance between the hospitals' means, and take the root"
+    "compare with the standard deviation of all ages in one list: the means of the hospitals differ, too"
 )
 
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)
 #
-# An earlier study reports that an odds ratio lies between `low` and `high` with probability 95%. Write `prior_of_ratio(low, high)`: mean
-# and standard deviation of the normal prior of the **coefficient** with this central interval. The 97.5% quantile of the standard normal
-# distribution is 1.96.
+# An earlier study reports that the odds ratio of the treatment lies between `low` and `high` with probability 95%. Write
+# `with_study(data, low, high)`: return the method of `pyrofl.regression` for `died ~ treated + (1 | hospital)`, with the normal prior
+# of the **coefficient** `b[treated]` that has this central interval; all other priors are the defaults. The 97.5% quantile of the
+# standard normal distribution is 1.96.
 
 # %% tags=["hide-cell", "solution"]
 # The coefficient is the log of the odds ratio: the interval is symmetric on this scale, and 2 * 1.96 standard deviations wide.
 
 
-def prior_of_ratio(low, high):
+def with_study(data, low, high):
     low, high = np.log(low), np.log(high)
-    return (low + high) / 2, (high - low) / (2 * 1.96)
+    prior = dist.Normal(float(low + high) / 2, float(high - low) / (2 * 1.96))
+    formula = "died ~ treated + (1 | hospital)"
+    return pyrofl.regression(
+        formula, data, family="bernoulli", client="hospital", priors={"b[treated]": prior}
+    )
 
 
 # %% tags=["hide-cell", "test"]
+wards = {
+    name: pd.DataFrame({"died": [0, 1, 0, 1, 1, 0], "treated": [1, 0, 1, 0, 1, 0]})
+    for name in ("uri", "zug")
+}
+wards = federations.from_frames(wards)
 for low, high in ((0.35, 0.7), (0.5, 2.0), (1.2, 6.0)):
-    found = prior_of_ratio(low, high)
-    assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
-    center, spread = found
-    assert np.isclose(np.exp(center), (low * high) ** 0.5), (
-        "the middle of the interval is taken on the log scale"
+    lines = str(with_study(wards, low, high).priors()).splitlines()
+    (line,) = (one for one in lines if one.startswith("b[treated] ~ "))
+    assert "Normal(" in line, f"expected a normal prior: {line}"
+    center, spread = (
+        float(one.split("=")[-1]) for one in line[line.index("(") + 1 : line.index(")")].split(",")
     )
-    assert np.allclose(np.exp(center + np.array([-1.96, 1.96]) * spread), [low, high]), (
-        "the interval is the mean plus and minus 1.96 standard deviations of the coefficient"
+    assert np.isclose(np.exp(center), (low * high) ** 0.5, rtol=0.01), (
+        f"{line}: on which scale is a coefficient of a logistic regression, and where is the middle there?"
     )
+    assert np.allclose(np.exp(center + np.array([-1.96, 1.96]) * spread), [low, high], rtol=0.02), (
+        f"{line}: 95% of this prior do not lie between the logs of {low} and {high}"
+    )
+    assert any("hospital" in one for one in lines), "the intercept varies with the hospital"
 
 # %% [markdown]
 # ### Exercise 3 (advanced, 3 points)
@@ -449,7 +463,7 @@ print(f"{larger:.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 3. The prior is that of exercise 2. It moves the estimate little and narrows its interval.
-center, spread = prior_of_ratio(0.35, 0.7)
+center, spread = np.log(0.35 * 0.7) / 2, np.log(0.7 / 0.35) / (2 * 1.96)
 informed = {**priors, "treated": dist.Normal(center, spread)}
 other = pyrofl.regression(formula, data, family="bernoulli", client="hospital", priors=informed)
 other_run = pyrofl.fit(other, data, progress=False)

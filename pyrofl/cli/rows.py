@@ -101,7 +101,10 @@ SEVERAL = CommandOption(
 COURSE = (
     CommandOption("out OUT", PATH, "New or empty folder for the course."),
     CommandOption(
-        "--figures", FLAG, "Run all lessons, and show their figures on the slides.", False
+        "--no-figures",
+        FLAG,
+        "Leave the figures out of the slides; the lessons are not run (seconds, not ten minutes).",
+        False,
     ),
 )
 FIGURE = CommandOption("--out FIG.png", REQUIRED, "Output file of the figure.")

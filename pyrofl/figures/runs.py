@@ -45,7 +45,8 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     Args:
         rows: of metrics.csv, each with its "method" and "seed" as well. Every model and population
             in them gets a panel, every method and adaptation a line. Populations whose curves are
-            the same, to 1% of the range, share a panel. Of over 14 lines, the best have colors.
+            those of a panel, to 1% of the range, are named in the legend only. Of over 14 lines,
+            the best have colors.
         metric: the one to draw.
 
     Raises:
@@ -53,7 +54,8 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     """
     table = style.about(metric, rows).astype({"round": int})
     table["line"] = table["method"] + table["adaptation"]
-    parts, lines = _apart(table), table["line"].unique()
+    parts, alike = _apart(table)
+    lines = table["line"].unique()
     if len(lines) > style.CURVES:
         last = table.sort_values("round", kind="stable").groupby(["line", "model"])["value"].last()
         lines = _best_first(last.groupby("line"), metric)
@@ -69,7 +71,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     for axes in grid[::columns]:
         axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
-    note = many.notes(note, many.missing(table["value"]))
+    note = many.notes(note, *alike, many.missing(table["value"]))
     title = f"{style.heading(metric)} by round of training"
     return with_legend(figure, grid, looks, note, title=title)
 
@@ -81,24 +83,25 @@ def _best_first(values: Any, metric: str) -> list[str]:
     return list(values.min().sort_values(kind="stable").index)
 
 
-def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Return each panel's curves by title; populations with nearly equal curves share a panel."""
+def _apart(table: pandas.DataFrame) -> tuple[dict[str, pandas.DataFrame], list[str]]:
+    """Return each panel's curves by title, and notes on populations with nearly equal curves."""
     near = 0.01 * float(np.ptp(table["value"]))
     groups: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
+    notes = []
     for (model, population), part in table.groupby(["model", "population"], sort=False):
-        clients = style.POPULATIONS.get(population, population)
+        title = f"{style.MODELS.get(model, model)}, {style.POPULATIONS.get(population, population)}"
         means = part.groupby(["line", "round"])["value"].mean()
         like = (
-            title
-            for title, (other, curves, _) in groups.items()
+            other_title
+            for other_title, (other, curves, _) in groups.items()
             if other == model and curves.index.equals(means.index)
             if float(np.abs(curves - means).max()) <= near
         )
-        if title := next(like, ""):
-            groups = {f"{t}, or {clients}" if t == title else t: v for t, v in groups.items()}
+        if next(like, ""):
+            notes.append(f"{title.partition(', ')[2]}: the same curves")
         else:
-            groups[f"{model} model, {clients}"] = (model, means, part)
-    return {title: part for title, (_, _, part) in groups.items()}
+            groups[title] = (model, means, part)
+    return {title: part for title, (_, _, part) in groups.items()}, [*dict.fromkeys(notes)]
 
 
 def convergence(run: Any) -> Figure:

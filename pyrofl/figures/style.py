@@ -60,10 +60,11 @@ METRICS = {
     "rmse": "root mean squared error (units of y)",
     "crps": "continuous ranked probability score (units of y)",
 }
-POPULATIONS = {"training": "clients that train", "held_out": "new clients"}
+POPULATIONS = {"training": "training clients", "held_out": "new clients"}
 POPULATIONS["pooled"] = "all test rows"
+MODELS = {"global": "Global model", "personal": "Personal models", "ensemble": "Ensemble"}
 SHARES = {"smallest_": "smallest 10% of clients", "pooled_": POPULATIONS["pooled"]}
-ADAPTED = {"none": "", "fine_tune": ", adapted", "train": ", trained once more"}
+ADAPTED = {"none": "", "fine_tune": ", fine-tuned", "train": ", trained again"}
 
 
 def plain(name: str) -> str:

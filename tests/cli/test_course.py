@@ -88,6 +88,64 @@ def test_no_cell_that_students_get_takes_the_name_of_an_exercise(path):
             assert not asked & bound(cell["source"])
 
 
+def expressions(source: str) -> dict[str, ast.expr]:
+    """Return the expressions of a cell by their form, in which names do not count."""
+    tree = ast.parse(re.sub(r"(?m)^%.*", "", source))
+    return {
+        re.sub(r"(?:id|arg)='\w+'|ctx=\w+\(\)", "", ast.dump(node)): node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr)
+    }
+
+
+def results(source: str) -> list[ast.expr]:
+    """Return the values that a solution assigns and returns."""
+    nodes = ast.walk(ast.parse(source))
+    return [n.value for n in nodes if isinstance(n, ast.Return | ast.Assign) and n.value]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_no_solution_is_in_the_cells_of_the_lesson_with_other_names(path):
+    notebook = notebooks.read(path)
+    hidden = {"solution", "test", "remove-cell"}
+    seen = set[str]()
+    for cell in notebook.cells:
+        if cell["cell_type"] == "code" and not notebooks.tags(cell) & hidden:
+            seen |= expressions(cell["source"]).keys()
+    for exercise in notebooks.exercises(notebook):
+        forms = [next(iter(expressions(ast.unparse(v)))) for v in results(exercise.solution)]
+        assert not forms or not {*forms} <= seen, f"exercise {exercise.number} is a copy"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_messages_of_tests_do_not_state_the_solution(path):
+    for exercise in notebooks.exercises(notebooks.read(path)):
+        nodes = ast.walk(ast.parse(exercise.test))
+        messages = [ast.unparse(n.msg) for n in nodes if isinstance(n, ast.Assert) and n.msg]
+        assert messages
+        for message in (re.sub(r"[\s*`]", "", one) for one in messages):
+            for value in (re.sub(r"[\s*]", "", ast.unparse(v)) for v in results(exercise.solution)):
+                assert len(value) < 6 or value not in message, f"{exercise.number}: {message}"
+
+
+def of_pyrofl(value: Any) -> bool:
+    return (getattr(value, "__module__", None) or getattr(value, "__name__", "")).startswith(
+        "pyrofl"
+    )
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_has_an_exercise_that_uses_pyrofl(path):
+    names, found = lesson(path)
+    library = {name for name, value in names.items() if of_pyrofl(value)}
+    assert library
+    for exercise in found:
+        code = ast.walk(ast.parse(f"{exercise.solution}\n{exercise.test}"))
+        if library & {node.id for node in code if isinstance(node, ast.Name)}:
+            return
+    pytest.fail("no exercise uses pyrofl")
+
+
 def test_every_lesson_has_exercises_of_three_levels():
     assert [int(path.stem[:2]) for path in LESSONS] == [*range(1, len(LESSONS) + 1)]
     for path in LESSONS:
@@ -107,7 +165,7 @@ def test_lessons_take_the_minutes_that_they_state():
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("course") / "out"
-    assert main(["course", str(out)]) == 0
+    assert main(["course", str(out), "--no-figures"]) == 0
     return out
 
 
@@ -220,6 +278,9 @@ def test_slides_are_complete_and_need_no_network(path, written):
     assert "{{" not in text.partition("<body>")[0]
     assert not re.search(r"""(?:src|href)=["']|@import|url\(""", text)
     assert "$$" not in text
+    for slide in re.findall(r"(?s)<section>(.*?)</section>", text):
+        inside = re.sub(r"(?s)<h\d>.*?</h\d>", "", slide).strip()
+        assert not re.fullmatch(r"(?s)<p>(?:(?!</p>|[.?] [A-Z]).)*</p>", inside), "one sentence"
     solutions = [e.solution for e in notebooks.exercises(notebooks.read(path))]
     assert not any(line in text for s in solutions for line in s.splitlines() if "return" in line)
 
@@ -284,7 +345,7 @@ def test_a_lesson_that_fails_is_named_and_keeps_its_slides(monkeypatch):
     monkeypatch.setattr(course.lesson_figures, "run_cells", fail)
     monkeypatch.setattr(course, "lessons", lambda: LESSONS[:1])
     with pytest.warns(UserWarning, match=r"slides/01_\w+.html lacks figures.*dp_accounting"):
-        found = dict(course.contents(with_figures=True))
+        found = dict(course.contents())
     assert f"slides/{LESSONS[0].stem}.html" in found
 
 

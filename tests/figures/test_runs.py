@@ -38,7 +38,7 @@ def table(seeds: int = 3) -> list[dict[str, object]]:
 def test_curves_are_means_with_standard_errors():
     figure = figures.curves(table())
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["personal model, clients that train", "global model, all test rows"]
+    assert titles == ["Personal models, training clients", "Global model, all test rows"]
     line = figure.axes[1].lines[0]
     assert line.get_label() == "pfedvem"
     np.testing.assert_allclose(line.get_xdata(), [0, 10, 20])
@@ -56,9 +56,11 @@ def test_populations_with_the_same_curves_share_a_panel():
     rows = [row | {"model": "global"} for row in table() if row["metric"] == "accuracy"]
     rows = [row for row in rows if row["population"] == "pooled"]
     alike = [row | {"population": "training"} for row in rows]
-    (axes,) = figures.curves([*rows, *alike]).axes
-    shown = axes.get_title().replace("\n", " ")
-    assert shown == "global model, all test rows, or clients that train"
+    figure = figures.curves([*rows, *alike])
+    (axes,) = figure.axes
+    assert axes.get_title() == "Global model, all test rows"
+    note = figure.legends[0].get_title().get_text().replace("\n", " ")
+    assert note.endswith("; training clients: the same curves")
     assert len(axes.lines) == 2  # a method each
     apart = [row | {"value": row["value"] + 0.001 * row["round"]} for row in alike]
     assert len(figures.curves([*rows, *apart]).axes) == 2

@@ -86,7 +86,7 @@ def test_every_flag_and_setting_has_its_rule() -> None:
     some = [row for _, _, rows in COMMANDS.values() for row in rows]
     some += [row for _, rows in FLOWER.values() for row in rows]
     rows = {row.flag for row in some if row.flag.startswith("--")}
-    others = {"--question", "--figures"}  # which take any text, and run all lessons
+    others = {"--question", "--no-figures"}  # which take any text, and no value
     assert rows - words <= {"--config", "--data-dir", "--deterministic", "--rejoin", *others}
     lacking = [n for m, n in settings.known() if (m, n) not in settings.OTHERS]
     assert set(lacking) <= settings.KINDS.keys()

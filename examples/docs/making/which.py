@@ -44,36 +44,41 @@ QUESTIONS = (
 )  # fmt: skip
 
 
+WIDTH = 5.4  # inches: 390 px of a telephone show the text in its size of 10 points
+
+
 def which() -> bytes:
-    """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 10.9)
-    axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-27.2, 0.8))
+    """Draw the figure as SVG: one column, so that it can be read on a telephone."""
+    lines = sum(len(answers) + 1.9 for _, answers in QUESTIONS) - 0.9
+    figure = style.canvas(WIDTH, 0.23 * lines)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, WIDTH), ylim=(-lines, 0))
     axes.set_axis_off()
-    line = 0
+    look: dict[str, Any] = {"va": "center", "fontsize": 10}
+    y = -0.6
     for i, (question, answers) in enumerate(QUESTIONS):
-        middle = -line - (len(answers) - 1) / 2
-        _box(axes, 1.35, middle, question, 2.5, style.COLOURS[0], "white")
-        for j, (answer, methods) in enumerate(answers):
-            y = -line - j
-            axes.plot([2.6, 3.2, 3.4], [middle, y, y], color="#666666", linewidth=1)
-            axes.text(3.5, y, answer, va="center", fontsize=11)
-            axes.text(6.8, y, methods, va="center", fontsize=11, weight="bold", color="#00548a")
-        line += len(answers) + 0.7
+        _box(axes, y, question)
+        yes = "" if question.startswith("how") else "yes:"
+        axes.text(3.0, y, yes, color="#444444", **look)
+        for answer, methods in answers:
+            y -= 1
+            axes.text(0.35, y - 0.1, answer, **look)
+            axes.text(3.0, y - 0.1, methods, weight="bold", color="#00548a", **look)
         if i + 1 < len(QUESTIONS):
-            below = -line - (len(QUESTIONS[i + 1][1]) - 1) / 2
-            look = {"arrowstyle": "-|>", "color": "#666666"}
-            axes.annotate("", (1.35, below + 0.55), (1.35, middle - 0.55), arrowprops=look)
-            words = ("no", "no uncertainty", "no: a model for each")[i]
-            axes.text(1.45, (middle + below) / 2, words, fontsize=10, color="#444444")
+            arrow = {"arrowstyle": "-|>", "color": "#666666"}
+            axes.annotate("", (0.15, y - 1.35), (0.15, y + len(answers) - 0.5), arrowprops=arrow)
+            words = ("no", "no uncertainty needed", "no: a model for each client")[i]
+            axes.text(0.35, y - 1.05, words, style="italic", color="#444444", **look)
+        y -= 1.9
     file = BytesIO()
     figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
     return file.getvalue()
 
 
-def _box(axes: Any, x: float, y: float, words: str, wide: float, face: str, ink: str) -> None:
+def _box(axes: Any, y: float, words: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    look: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.2", "fc": face, "ec": "none"}
-    axes.add_patch(FancyBboxPatch((x - wide / 2, y - 0.5), wide, 1.0, **look))
-    axes.text(x, y, words, ha="center", va="center", color=ink, fontsize=11)
+    look: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.1", "ec": "none"}
+    look |= {"fc": style.COLOURS[0], "mutation_aspect": 4}
+    axes.add_patch(FancyBboxPatch((0.05, y - 0.5), 2.75, 1.0, **look))
+    axes.text(0.15, y, words, va="center", color="white", fontsize=10)

@@ -67,7 +67,7 @@ def wrong_answers() -> Mapping[str, Mapping[int, list[WrongAnswer]]]:
 
 def course(args: Namespace) -> None:
     """Write a course into a folder, in the layout of nbgrader."""
-    files = dict(contents(args.figures))
+    files = dict(contents(not args.no_figures))
     out = run_folder.prepare(Path(args.out))
     for name, text in files.items():
         path = out / name
@@ -80,11 +80,12 @@ def course(args: Namespace) -> None:
     )
 
 
-def contents(with_figures: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every file of the course, optionally with figures on slides."""
+def contents(with_figures: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield name and text of every file of the course; for figures, the lessons are run."""
     read = {path.stem: notebooks.read(path) for path in lessons()}
+    slides.check_installed()
     for name, notebook in read.items() if with_figures else ():
-        show(f"running lesson {name} for its figures")
+        show(f"running lesson {name} for the figures of its slides (--no-figures omits them)")
         try:
             lesson_figures.run_cells(notebook)
         except Exception as error:  # of any code of the lesson

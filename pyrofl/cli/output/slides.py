@@ -2,8 +2,9 @@
 
 A slide shows a section: sentences with bold words (definitions and results), displayed formulas,
 lists, and cells of code of at most twelve lines; a section without bold words begins with its first
-sentence. Exercises are left out. Formulas are MathML: nothing is fetched. Figures are shown if the
-cells have them as outputs, see `pyrofl.cli.output.lesson_figures`.
+sentence, and one without formulas, lists and code shows three sentences. Exercises are left out.
+Formulas are MathML: nothing is fetched. Figures are shown if the cells have them as outputs, see
+`pyrofl.cli.output.lesson_figures`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pyrofl.cli.output.notebooks import tags
 
 MOST_LINES = 12  # of code on a slide
 MOST_BLOCKS = 6  # on a slide; a longer section is continued on the next one
+SENTENCES = 3  # on a slide with nothing else
 FIGURE_BLOCKS = 4  # that a figure takes the room of
+LIST = r"(?:[-*]|\d+\.) "  # begin of an item
 BLOCK = re.compile(r"(\$\$.*?\$\$|```.*?```)", re.DOTALL)
 
 # LaTeX that docutils does not read, and what it reads.
@@ -53,19 +56,28 @@ def mathml(text: str, as_block: bool) -> str:
     return str(tex2mathml(text, as_block=as_block))
 
 
+def check_installed() -> tuple[Any, Any]:
+    """Return the modules of Markdown and of its formulas.
+
+    Raises:
+        ValueError: if markdown-it-py, its plugins or docutils are not installed.
+    """
+    try:
+        import_module("docutils")
+        return import_module("markdown_it"), import_module("mdit_py_plugins.dollarmath")
+    except ImportError as error:
+        raise ValueError(
+            f"slides are written by {error.name}; expected pip install -e '.[course]' in the clone"
+        ) from error
+
+
 def deck(notebook: Any) -> str:
     """Return the slides of a lesson as an HTML page that needs no other file and no network.
 
     Raises:
         ValueError: if markdown-it-py or docutils is not installed.
     """
-    try:
-        markdown, plugin = map(import_module, ("markdown_it", "mdit_py_plugins.dollarmath"))
-        import_module("docutils")
-    except ImportError as error:
-        raise ValueError(
-            f"slides are written by {error.name}; expected pip install -e '.[course]' in the clone"
-        ) from error
+    markdown, plugin = check_installed()
 
     def formula(text: str, options: dict[str, Any]) -> str:
         return mathml(text, options["display_mode"])
@@ -82,13 +94,18 @@ def slides_title(notebook: Any) -> str:
     return str(notebook.cells[0]["source"]).splitlines()[0].removeprefix("# ")
 
 
-def slides_of(notebook: Any) -> Iterator[str]:
-    """Yield the Markdown of each slide of a lesson."""
+def slides_of(notebook: Any) -> list[str]:
+    """Return the Markdown of each slide; a section of one sentence is added to the slide before."""
     title, *rest = re.split(r"(?m)^(?=#{2,3} )", marked(notebook).partition("\n## Ex")[0])
-    yield title
+    shown = [title]
     for section in rest:
         heading, _, text = section.partition("\n")
-        yield from pages(f"## {heading.lstrip('# ')}", key_points(text))
+        heading, blocks = heading.lstrip("# "), key_points(text)
+        if is_sentence(blocks):
+            shown[-1] += f"\n\n**{heading}.** {blocks[0]}"
+        else:
+            shown += pages(f"## {heading}", blocks)
+    return shown
 
 
 def marked(notebook: Any) -> str:
@@ -115,6 +132,8 @@ def pages(heading: str, blocks: list[str]) -> Iterator[str]:
             room = MOST_BLOCKS
         parts[-1].append(block)
         room -= size
+    if len(parts) > 1 and is_sentence(parts[-1]) and len(parts[-2]) > 1:
+        parts[-1].insert(0, parts[-2].pop())
     for i, part in enumerate(filter(None, parts)):
         yield "\n\n".join([heading + " (continued)" * bool(i), *part])
 
@@ -127,27 +146,42 @@ def code_on_slide(source: str) -> str:
     return f"```python\n{source.strip()}\n```" if short else ""
 
 
+def is_sentence(blocks: list[str]) -> bool:
+    """Return whether the blocks are a single sentence, without list, formula, code and figure."""
+    return len(blocks) == 1 and not re.match(rf"(?:{LIST})|!\[|\$\$|```", blocks[0])
+
+
 def key_points(text: str) -> list[str]:
     r"""Return code, formulas, lists and sentences with bold words of a section, in their order.
 
-    Without bold words, the first sentence is one of them.
+    Without bold words, the first sentence is one of them; without other blocks, three are.
 
     >>> key_points("A **client** holds rows. It may be small.\n\n- one\n- two\n\n$$x = 1.$$")
     ['A **client** holds rows.', '- one\n- two', '$$x = 1.$$']
     >>> key_points("Insert this. Then that.\n\n$$x = 1.$$")
     ['Insert this.', '$$x = 1.$$']
+    >>> key_points("First. Second. A **third** one. Fourth.")
+    ['First.', 'Second.', 'A **third** one.']
     """
-    points, first = list[str](), ""
+    blocks = list(_blocks(text))
+    sentences = [i for i, (_, is_prose) in enumerate(blocks) if is_prose]
+    shown = {i for i, (block, is_prose) in enumerate(blocks) if not is_prose or "**" in block}
+    if not any("**" in blocks[i][0] for i in shown if not blocks[i][0].startswith("```")):
+        shown |= {*sentences[:1]}
+    if shown <= {*sentences}:
+        shown |= {*[i for i in sentences if i not in shown][: max(0, SENTENCES - len(shown))]}
+    return [blocks[i][0] for i in sorted(shown)]
+
+
+def _blocks(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the blocks of a section, and whether each is a sentence of its prose."""
     for part in BLOCK.split(text):
         if part.startswith(("$$", "```")):
-            points.append(part)
+            yield part, False
             continue
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", part))):
-            if re.match(r"(?:[-*]|\d+\.) |!\[", paragraph):
-                points.append(paragraph)
+            if re.match(rf"(?:{LIST})|!\[", paragraph):
+                yield paragraph, False
                 continue
-            sentences = re.split(r"(?<=[.:?]) +(?=[A-Z$*`])", " ".join(paragraph.split()))
-            points += [sentence for sentence in sentences if "**" in sentence]
-            first = first or sentences[0]
-    bold = any("**" in block for block in points if not block.startswith("```"))
-    return points if bold or not first else [first, *points]
+            for sentence in re.split(r"(?<=[.:?]) +(?=[A-Z$*`])", " ".join(paragraph.split())):
+                yield sentence, True
