@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
@@ -28,6 +27,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
 from pyrofl.inference.monitoring.status import monitor_of
 from pyrofl.tensors import Tensors
+from pyrofl.user_warnings import warn_user
 
 MOST = 100  # rounds, unless their number is given
 WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum
@@ -209,7 +209,7 @@ def fit(
             if judge:
                 judge.add(run.records[-1])
             if state.number == 1 and run.status.kind == "stuck":
-                warnings.warn(f"after round 1: {run.status.why}", stacklevel=3)
+                warn_user(f"after round 1: {run.status.why}")
             last = at_end()
             if callback:
                 last |= called("callback", callback, run) is True

@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor
@@ -43,6 +42,7 @@ from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.tensors import pick
+from pyrofl.user_warnings import warn_user
 
 
 @checked
@@ -111,7 +111,7 @@ def join(run: Run, data: Federation) -> Run:
             raise ValueError(f"{name!r} has other training rows in the run; expected the same")
     look = extension("checks of units")
     for text in look(data) if look else ():
-        warn(text, UserWarning, stacklevel=3)
+        warn_user(text)
     return _continued(run, data, torch.arange(len(had)), place)
 
 

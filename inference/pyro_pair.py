@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
-from warnings import warn
 
 import pyro
 import pyro.distributions as dist
@@ -28,6 +27,7 @@ from pyrofl.inference.definition.programs import Guide, Loss, Program
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.tensors import Tensors, default_type, pick, seeded
+from pyrofl.user_warnings import warn_user
 
 
 class PyroPair(NamedTuple):
@@ -114,11 +114,9 @@ def to_pyro(
             method, phase, received, stored, batch
         )
     if differs:
-        warn(
+        warn_user(
             f"the loss of {method.name or 'this method'} {differs}, so SVI and NUTS approximate "
-            "another distribution than the method",
-            UserWarning,
-            stacklevel=3,
+            "another distribution than the method"
         )
 
     def tensors(values: Tensors) -> tuple[Tensors, Tensors, Batch]:

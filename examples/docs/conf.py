@@ -1,10 +1,11 @@
-"""The site: `python -m sphinx -W -b html examples/docs build/site`; with `-t quick` in a minute.
+"""The site: `python -m sphinx -W -b html examples/docs build/site`; `-t quick` in two minutes.
 
 Quick, no tutorial is executed. Nothing is fetched from a network, by the build or by the pages.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.metadata import version as installed
@@ -44,6 +45,11 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"pyrofl {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/logo.svg"
+# Sites of several versions lie in folders beside each other: build/site/0.1.0, build/site/0.2.0.
+html_context = {"versions": json.loads((HERE / "_static" / "versions.json").read_text())}
+if all(one["version"] != release for one in html_context["versions"]):
+    raise ConfigError(f"examples/docs/_static/versions.json lacks version {release}")
 html_sourcelink_suffix = ""  # tutorials are downloaded as notebooks
 html_show_copyright = False
 html_show_sphinx = False
@@ -52,7 +58,8 @@ wide = ("index", "start", "gallery", "tutorials", "all_methods", "calibration")
 html_sidebars: dict[str, list[str]] = {page: [] for page in wide}
 toc_object_entries_show_parents = "hide"
 html_theme_options = {
-    "logo": {"text": f"pyrofl {release}"},
+    "logo": {"text": "pyrofl", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
+    "navbar_end": ["versions", "theme-switcher", "navbar-icon-links"],
     "show_prev_next": True,
     "collapse_navigation": True,
     "navigation_depth": 3,
@@ -76,6 +83,7 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be fetched from a netw
 os.environ["TQDM_DISABLE"] = "1"  # progress bars of executed pages would be such widgets
 
 default_role = "code"
+autosummary_context = {"summaries": making.summaries()}
 python_use_unqualified_type_names = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
@@ -86,6 +94,7 @@ napoleon_use_ivar = napoleon_use_rtype = True
 nitpicky = True
 nitpick_ignore_regex = [(r"py:(class|exc|obj|func|meth|attr)", r".*")]  # of other libraries
 suppress_warnings = ["mystnb.unknown_mime_type", "misc.highlighting_failure"]
+suppress_warnings += ["toc.multiple_toc_parents"]  # classes of pyrofl that modules list, too
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -142,8 +142,7 @@ assert path[0][2].tolist() == [0.5, 2.4]
 assert path[1][0] == by_hand
 
 # %% [markdown]
-# Move the slider. The grey line is the server's $w$. Dotted curves are the priors of the clients around it, solid curves
-# are their posteriors, and crosses are the means of their rows.
+# Move the slider. The grey line is the server's $w$; crosses are the means of the clients' rows.
 
 # %%
 grid = np.linspace(-1.5, 4.5, 400)
@@ -172,7 +171,7 @@ moving(show, range(rounds), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
 # After 12 rounds the confidence of client 2 is 27.4 and that of client 1 is 0.5: client 2 has 98% of the weight, more than
-# its 80% of the rows. The server has moved to client 2. Client 1 remains far from $w$ and keeps a small confidence.
+# its 80% of the rows. The server has moved to client 2.
 #
 # ## Variance collapse
 #

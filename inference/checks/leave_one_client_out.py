@@ -19,7 +19,6 @@ and p0 that t_j contained.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
@@ -37,6 +36,7 @@ from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
 from pyrofl.inference.posteriors.export import refuse_no_runs, smoothed
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.tensors import matches
+from pyrofl.user_warnings import warn_user
 
 
 class Estimate(NamedTuple):
@@ -121,10 +121,9 @@ def loco(
     estimates = elpd_data(by_client, float((in_sample - elpd).sum()), ks, draws * len(runs))
     bad = ks["client"].values[ks > estimates.good_k]
     if len(bad):
-        warnings.warn(
+        warn_user(
             f"Pareto k is above {estimates.good_k:.2f} in {len(bad)} of {len(names)} clients: "
-            f"{', '.join(bad)}: their estimates are unreliable; increase draws or rounds",
-            stacklevel=3,
+            f"{', '.join(bad)}: their estimates are unreliable; increase draws or rounds"
         )
     return estimates
 

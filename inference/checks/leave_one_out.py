@@ -39,6 +39,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
 from pyrofl.inference.posteriors.outcomes import YES
+from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,10 +109,9 @@ def loo(
     bad = int((elpd.pareto_k > elpd.good_k).sum())
     if bad:
         guided = "" if corrected else "the guide is far from their posterior, or "
-        warnings.warn(
+        warn_user(
             f"Pareto k is above {elpd.good_k:.2f} in {bad} of {elpd.pareto_k.size} rows: {guided}"
-            "they are influential; their estimates are unreliable",
-            stacklevel=2,
+            "they are influential; their estimates are unreliable"
         )
     return elpd
 
@@ -209,10 +209,9 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
     total: xarray.DataArray = sum(part.fillna(0.0) for part in parts)
     some = reduce(or_, seen)
     if hidden := int((~some).sum()):
-        warnings.warn(
+        warn_user(
             f"{hidden} of {some.size} rows are hidden by a mask in the model and have no observed "
-            "response; they are excluded",
-            stacklevel=3,
+            "response; they are excluded"
         )
         total = total.isel({some.dims[0]: some.values})
     if "row_weight" in total.coords:  # a row of weight 0 has no tail whose shape could be fitted

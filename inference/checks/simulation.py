@@ -12,7 +12,6 @@ intervals.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +34,7 @@ from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
 from pyrofl.tensors import Tensors, matches
+from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import pandas
@@ -243,7 +243,7 @@ def sbc(
     if failed:
         which = f"replications {', '.join(map(str, failed))}"
         lost = f"{len(failed)} of {replications} fits are not finite or diverged"
-        warnings.warn(f"{lost} and have no ranks: {which}; lower the learning rates", stacklevel=2)
+        warn_user(f"{lost} and have no ranks: {which}; lower the learning rates")
     ranks = {
         n: (
             ("replication", *v.axes[1:]),

@@ -31,7 +31,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, inf, nan
 from typing import Any, Unpack
-from warnings import warn
 
 import torch
 from torch import Tensor
@@ -61,6 +60,7 @@ from pyrofl.inference.evaluation.predictions import PredictionOptions
 from pyrofl.inference.evaluation.specification import EvaluationSpec, default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.turns import synchronized
+from pyrofl.user_warnings import warn_user
 
 LEVEL = 0.95
 NAMED = 3  # clients that a warning names
@@ -142,11 +142,9 @@ def conformal(
         run.method, data, run.state, torch.arange(data.clients), how.view(run.method)
     )
     if run.privacy is not None:
-        warn(
+        warn_user(
             "the run has differential privacy, but calibration scores are sent without noise; use "
-            "only thresholds of single clients, or account for this exchange separately",
-            UserWarning,
-            stacklevel=2,
+            "only thresholds of single clients, or account for this exchange separately"
         )
     marked = _calibration_rows(data, share, how.seed)
     evaluation_rows: dict[int, tuple[Forecast, Tensor]] = {}  # evaluation rows
@@ -213,11 +211,9 @@ def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: fl
         )
     if few:
         instead = "" if pooled == inf else "pooling='pooled', "
-        warn(
+        warn_user(
             f"{listed(few, NAMED)} ({len(few)} of {data.clients} clients) have infinite sets, as "
-            f"a client needs {needed}; use {instead}more test rows or a larger alpha",
-            UserWarning,
-            stacklevel=4,
+            f"a client needs {needed}; use {instead}more test rows or a larger alpha"
         )
 
 

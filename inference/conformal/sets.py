@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal
-from warnings import warn
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.returned import calling
 from pyrofl.summaries import Summarised
+from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -200,12 +200,10 @@ class Conformal(Summarised):
         inputs = input_rows(run.data, x).cpu() if callable(self.weights) else None
         q = self.threshold(pooling, len(mean), client, inputs)
         if not bool(q.isfinite().all()):
-            warn(
+            warn_user(
                 f"{int((~q.isfinite()).reshape(len(q), -1).any(1).sum())} of {len(q)} rows have "
                 f"unbounded sets, as there are too few scores for alpha {self.alpha:g} with "
-                f"pooling {pooling!r}; use more calibration rows or clients, or a larger alpha",
-                UserWarning,
-                stacklevel=2,
+                f"pooling {pooling!r}; use more calibration rows or clients, or a larger alpha"
             )
         about = f"{client_predictions.about}; threshold: {pooling}"
         return PredictionSets(about, self.alpha, client_predictions, self.sets(forecast, q))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
-from warnings import warn
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, generator, lent, matches
 from pyrofl.turns import synchronized
+from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -234,12 +234,10 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
         )
     if preparation and (far := preparation.find_outlier(rows)):
         row, column, off = far
-        warn(
+        warn_user(
             f"{what}: column {column.name} holds {off * column.scale + column.centre:.6g} in row "
             f"{row}, {abs(off):.3g} standard deviations from its mean in training; predictions so "
-            "far from all training rows are unreliable",
-            UserWarning,
-            stacklevel=4,
+            "far from all training rows are unreliable"
         )
     return rows.to(data.x)
 
@@ -334,7 +332,7 @@ def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
             f"rows has an untrained model; {cure}"
         )
     names = listed([n.partition("/")[2] or n for n in blank], 4)
-    warn(f"{names} of a new client without rows are untrained; {cure}", UserWarning, stacklevel=6)
+    warn_user(f"{names} of a new client without rows are untrained; {cure}")
 
 
 def _said(options: PredictionOptions) -> dict[str, Any]:

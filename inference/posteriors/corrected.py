@@ -65,13 +65,13 @@ from pyrofl.inference.posteriors.outcomes import (
     heavy_tails,
     outcome_of,
     untrusted,
-    warn_user,
 )
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, weighted
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
+from pyrofl.user_warnings import warn_user
 
 TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
 ALONE = 4000  # minimum number of weighted draws of a client without shared sites

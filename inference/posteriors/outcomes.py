@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +11,7 @@ from pyrofl.inference.definition.programs import DECENTRED, FREED
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.importance_sampling import BAD, ENOUGH, Weights
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATES
+from pyrofl.user_warnings import warn_user
 
 YES = "yes"
 RICHER = (
@@ -76,14 +75,6 @@ def heavy_tails(weights: Weights, kind: str) -> str:
 def untrusted(weights: Weights) -> Tensor:
     """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
     return is_heavy(weights) | (weights.ess < ENOUGH)
-
-
-def warn_user(text: str) -> None:
-    """Issue a warning that names the line outside pyrofl from which it was called."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == "pyrofl":
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
 
 
 def outcome_of(

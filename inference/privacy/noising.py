@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
-from warnings import warn
 
 import numpy as np
 import torch
@@ -41,6 +40,7 @@ from pyrofl.inference.privacy.sums import (
     without_rules,
 )
 from pyrofl.tensors import Tensors, generator, like, matches, pick, role, total
+from pyrofl.user_warnings import warn_user
 
 
 @checked
@@ -54,7 +54,7 @@ def with_privacy(
     if privacy is None:
         return method
     if large := too_large(privacy.delta, clients):
-        warn(large, UserWarning, stacklevel=5)
+        warn_user(large)
     if isinstance(method, Method):
         return private(method, privacy, clients, participation)
     return lambda number: private(method(number), privacy, clients, participation)

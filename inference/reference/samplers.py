@@ -44,6 +44,7 @@ from pyrofl.inference.reference.density import JointDensity
 from pyrofl.inference.reference.joint import Joint, alone, joined
 from pyrofl.tensors import Tensors, cut
 from pyrofl.turns import synchronized
+from pyrofl.user_warnings import warn_user
 
 Dims = Mapping[str, tuple[str, ...]]
 
@@ -145,12 +146,11 @@ def _judge(sample: Draws, chains: int) -> dict[str, float]:
         float(sample.diverging.double().mean()),
     )
     if not sample.r_hat <= MIXED or not ess >= ENOUGH or wrong >= WRONG:
-        warnings.warn(
+        warn_user(
             f"the draws are unreliable: R-hat is {sample.r_hat:.2f} (at most {MIXED} is good), the "
             f"effective sample size of {len(sample.u):,} draws is {ess:.0f} ({ENOUGH} are "
             f"sufficient), and {wrong:.1%} of the trajectories diverged (below {WRONG:.1%} is "
-            "good); take more draws, reparametrize the program, or compare with reference.nuts",
-            stacklevel=5,
+            "good); take more draws, reparametrize the program, or compare with reference.nuts"
         )
     return {"r_hat": sample.r_hat, "ess": ess}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -21,6 +20,7 @@ from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.gradients import WatchedStep
 from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, default_type, pick
+from pyrofl.user_warnings import warn_user
 
 STEPS = 1e-6, 1e-7, 1e-5
 # Distributions whose draws, for given noise, are smooth functions of their parameters.
@@ -46,7 +46,7 @@ def warn_of_odd_losses(method: Method, steps: Sequence[WatchedStep]) -> None:
                 texts += called.of_ids()
                 texts += called.odd_gradient() if called.is_smooth() else ()
         for text in texts:
-            warnings.warn(f"the loss of step {step.step.names!r} {text}", stacklevel=6)
+            warn_user(f"the loss of step {step.step.names!r} {text}")
 
 
 def is_of_library(function: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
 from pyrofl.returned import explained, is_of_library
 from pyrofl.tensors import Tensors, matches
+from pyrofl.user_warnings import warn_user
 
 
 @dataclass
@@ -248,10 +248,9 @@ class Look:
         if not still or not self._differs(still):
             return
         read = [n for n, v in still.items() if self._differs({n: v})]
-        warnings.warn(
+        warn_user(
             f"{', '.join(read)} is read by the guide but never updated; add a gradient step with "
-            "its name to train it",
-            stacklevel=4,
+            "its name to train it"
         )
 
     def _differs(self, tensors: Tensors) -> bool:

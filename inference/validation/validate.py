@@ -13,7 +13,6 @@ aggregates their messages twice. See `real_clients`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -50,6 +49,7 @@ from pyrofl.inference.validation.variants import filled
 from pyrofl.returned import as_tensors, calling, explained, is_of_library
 from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import synchronized
+from pyrofl.user_warnings import warn_user
 
 MANY = 200  # largest number of rows of a client for a validation on all rows
 
@@ -98,7 +98,7 @@ def validate_method(
     for phase in (*method.phases, *method.adapt):
         phase.count_epochs(data.cohort(torch.arange(data.clients)).ids)
     if text := _repeated_rows(data):
-        warnings.warn(text, stacklevel=2)
+        warn_user(text)
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk_size == 1)
     without = pyro.get_param_store().scope(), pyro.validation_enabled(False)

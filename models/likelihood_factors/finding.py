@@ -15,7 +15,6 @@ from torch import Tensor
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.programs import DECENTRED, Program
-from pyrofl.inference.posteriors.outcomes import warn_user
 from pyrofl.models.likelihood_factors.linear import is_linear, knows_noise, with_linear
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
@@ -36,6 +35,7 @@ from pyrofl.models.shared.unconstrained import (
     traced,
     with_own_support,
 )
+from pyrofl.user_warnings import warn_user
 
 ROWS = 16  # largest number of rows of a client whose rows have effects
 NEARER = (1e-3, 1e-6, 1e-9)  # parts of the prior in which a likelihood may be curved

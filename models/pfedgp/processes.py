@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
-from warnings import warn
 
 import torch
 from torch import Tensor
+
+from pyrofl.user_warnings import warn_user
 
 NEWTON = 50  # steps to the peak of the posterior at most; a normal likelihood takes two
 SHORT = 1e-4  # the share of a step that is not tried if it goes down
@@ -78,10 +79,9 @@ def sites(
         if not bool(moving.any()):
             break
     else:
-        warn(
+        warn_user(
             f"the peak of a process's posterior was not found in {NEWTON} steps; expected a "
-            "likelihood that is log-concave in f, or a smaller scale",
-            stacklevel=2,
+            "likelihood that is log-concave in f, or a smaller scale"
         )
     return touching(log_prob, here.f, count)
 

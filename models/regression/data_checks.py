@@ -6,7 +6,6 @@ They follow from counts, extremes and sums of products of the clients' columns.
 from __future__ import annotations
 
 from typing import Any
-from warnings import warn
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.design import Design
 from pyrofl.models.regression.ordinal import gaps
 from pyrofl.models.regression.rows import mean_of, total
+from pyrofl.user_warnings import warn_user
 
 FAR = 4.0  # standard deviations between 0 and the mean of a column with effects of groups
 ALIASED = 1e-10  # part of a column's variance that others leave, below which it is aliased
@@ -33,7 +33,7 @@ def warn_of_design(design: Design) -> None:
     texts += _separated(design)
     texts += [*_off_center(design), *_constant(design), *gaps(design)]
     for text in texts:
-        warn(text, UserWarning, stacklevel=4)
+        warn_user(text)
 
 
 def _lonely_levels(design: Design) -> list[str]:

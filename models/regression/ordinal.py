@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from warnings import warn
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ from pandas.api.types import is_numeric_dtype
 
 from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.design import Design
+from pyrofl.user_warnings import warn_user
 
 
 def check_order(name: str, frames: Mapping[str, pd.DataFrame]) -> None:
@@ -39,11 +39,9 @@ def check_order(name: str, frames: Mapping[str, pd.DataFrame]) -> None:
             )
         if categories is None or categories.is_monotonic_increasing:
             raise ValueError(_unknown_order(name, frames))
-        warn(
+        warn_user(
             f"the categories of response {name} are not marked as ordered; their declared order is "
-            f"used: {' < '.join(map(str, categories))}; pass ordered=True to pd.Categorical",
-            UserWarning,
-            stacklevel=5,
+            f"used: {' < '.join(map(str, categories))}; pass ordered=True to pd.Categorical"
         )
         return
 

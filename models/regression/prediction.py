@@ -7,13 +7,10 @@ each draw of the standard deviations and correlations of its group.
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
-from warnings import warn
 
 import numpy as np
 import pandas as pd
@@ -38,6 +35,7 @@ from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import kind_of, mean_of, tensor
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, default_type, seeded
+from pyrofl.user_warnings import warn_user
 
 DRAWN = 2000  # draws of the posterior, of all runs together
 PIECE = 512  # rows that are predicted at once
@@ -153,20 +151,11 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
     table = pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
     for part in (*design.predictors.values(), *(one.columns for one in design.groups)):
         for text in part.beyond(table):
-            warnings.warn(
+            warn_user(
                 f"{text}; beyond, the curve continues without data, and its intervals do not "
-                "account for its shape there",
-                stacklevel=_user_level(),
+                "account for its shape there"
             )
     return table
-
-
-def _user_level() -> int:
-    """Return the stack level of the first caller outside this package, for `warnings.warn`."""
-    frame, level = inspect.currentframe(), 0
-    while frame and frame.f_globals["__name__"].startswith("pyrofl."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 class Known(Messenger):
@@ -357,12 +346,10 @@ def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
     off = np.where((cells < low) | (cells > high), (cells - mean) / scale, 0.0)
     if cell := outlier(off):
         (row, place), name = cell, names[cell[1]]
-        warn(
+        warn_user(
             f"column {name} of new rows holds {frame[name].iloc[row]:.6g} in row {row}, "
             f"{abs(off[row, place]):.3g} standard deviations from its mean in training; "
-            "predictions so far from all training rows are unreliable",
-            UserWarning,
-            stacklevel=5,
+            "predictions so far from all training rows are unreliable"
         )
 
 

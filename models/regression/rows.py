@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from warnings import warn
 
 import numpy as np
 import pandas as pd
@@ -21,6 +20,7 @@ from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
+from pyrofl.user_warnings import warn_user
 
 PLAIN = (str, bool, int, float, np.generic)  # types of values in a column of objects
 R = TypeVar("R")
@@ -220,11 +220,7 @@ def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         gaps = listed([f"{name} {int(n)}" for name, n in counts.items() if n])
         gone = [site for site in frames if site not in complete_frames]
         lost = f"; no row is left of {listed(gone)}" if gone else ""
-        warn(
-            f"{dropped} of {total} rows are dropped, as values are missing ({gaps}){lost}",
-            UserWarning,
-            stacklevel=6,
-        )
+        warn_user(f"{dropped} of {total} rows are dropped, as values are missing ({gaps}){lost}")
     return complete_frames
 
 

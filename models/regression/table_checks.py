@@ -7,7 +7,6 @@ another in their rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from warnings import warn
 
 import numpy as np
 import pandas as pd
@@ -19,6 +18,7 @@ from pyrofl.data.tables.units import of_units
 from pyrofl.models.regression.columns import variables
 from pyrofl.models.regression.design import Design
 from pyrofl.models.regression.rows import kind_of
+from pyrofl.user_warnings import warn_user
 
 
 def warn_of_tables(design: Design, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -48,7 +48,7 @@ def warn_of_tables(design: Design, tables: Mapping[str, pd.DataFrame]) -> None:
             texts.append(of_codes(name, list(numbers.values())))
     texts.append(of_answers(design.formula.response, _answers(design)))
     for text in filter(None, texts):
-        warn(text, UserWarning, stacklevel=4)
+        warn_user(text)
 
 
 def _columns(design: Design) -> list[str]:

@@ -6,7 +6,6 @@ What is declared is therefore shown before a fit, and what contradicts the progr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +31,7 @@ from pyrofl.inference.definition.elbo import (
 from pyrofl.inference.definition.programs import DECENTRED, Program
 from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
+from pyrofl.user_warnings import warn_user
 
 DRAWS = 3  # of the prior, to see what changes with what
 TOGETHER, CELLS = 400, 2_000_000  # draws of one run, of which many reach a branch; their cells
@@ -172,11 +172,9 @@ class Declared:
     def warn(self) -> None:
         """Warn of sites that are probably missing in the declaration."""
         if forgotten := ", ".join(self.forgotten()):
-            warnings.warn(
+            warn_user(
                 f"each client has its own {forgotten}, and its rows cannot separate them from its "
-                f"other unknowns; add to shared what is one for all clients",
-                UserWarning,
-                stacklevel=4,
+                f"other unknowns; add to shared what is one for all clients"
             )
 
     def forgotten(self) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
-from warnings import warn
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import refuse_other_index
 from pyrofl.extensions import extension
+from pyrofl.user_warnings import warn_user
 
 BLUR = 0.01  # largest change of a column by rounding, in standard deviations
 KINDS = "fiub"  # NumPy kind codes of real numbers
@@ -110,7 +110,7 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
         return "False", "True"
     look = extension("checks of words")
     if look and (text := look("y", sorted(texts), "classes")):
-        warn(text, UserWarning, stacklevel=4)
+        warn_user(text)
     return _declared_classes(sites, texts) or tuple(sorted(texts))
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from numbers import Integral
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
 from pyrofl.extensions import extension
 from pyrofl.summaries import Summarised, picture
+from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from pyrofl.data.tables.preprocessor import PreprocessingPlan
@@ -186,7 +186,7 @@ class Federation(FederationFields, Summarised):
         federation = cls(**table_of(sites, classes, features, held_out))
         look = extension("checks of arrays") if federation.source else None
         for text in look(federation) if look else ():
-            warn(text, UserWarning, stacklevel=2)
+            warn_user(text)
         if weights is None:
             return federation
         return replace(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
-from warnings import warn
 
 from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.extensions import extension
+from pyrofl.user_warnings import warn_user
 
 
 class Tables:
@@ -62,7 +62,7 @@ class Tables:
             )
         look = extension("checks of frames")
         for text in look(self.frames) if look else ():
-            warn(text, UserWarning, stacklevel=3)
+            warn_user(text)
 
     def __repr__(self) -> str:
         """Return the numbers of clients and rows, and the names of the columns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from warnings import warn
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from pyrofl.data.tables.data_quality import of_numbers
 from pyrofl.data.tables.holdout import draw_test_rows
 from pyrofl.data.tables.row_checks import cells_of, determines, of_answers, relation_of
 from pyrofl.flower.project import Project
+from pyrofl.user_warnings import warn_user
 
 
 def rows_of(project: Project, path: str, name: str) -> Federation:
@@ -26,7 +26,7 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
     if not project.classes:
         refuse_range(path, project.likelihood, y, x[:, 0])
     for text in _doubtful(project, table):
-        warn(f"{path}: {text}", UserWarning, stacklevel=2)
+        warn_user(f"{path}: {text}")
     words = table[project.client_column].words.tolist() if project.client_column else [""] * len(y)
     codes, groups = codes_of(words)
     is_test = draw_test_rows(codes, np.random.default_rng([project.seed, 3]), project.test_fraction)

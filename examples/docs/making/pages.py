@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cached_property
 from io import BytesIO, StringIO
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,11 @@ from making.gallery import card, gallery_pages, grid
 from pyrofl.cli.output import notebooks
 
 LESSON = re.compile(r"(?m)^\d+\. \[(.+)\]\(\.\./tutorials/(\w+)\.py\): (.+)$")
+FEW = 8  # names in a table without headings
+HEADINGS = {  # of names whose file is about more than them
+    "pyrofl.inference.definition.programs": "Building blocks",
+    "pyrofl.inference.definition.prior_conversion": "Conversion of an argument `prior`",
+}
 PICTURES = (  # of the gallery, one for each lesson
     "partition shrinkage plates narrowing entropies ranks confidence simplex watched after_epochs "
     "alphas clients convergence predictive_checks conditional"
@@ -108,12 +115,12 @@ def references() -> Iterator[tuple[str, str]]:
 def reference(title: str, module: ModuleType) -> str:
     """Write the page of a module: a summary table of its functions and classes, and its values."""
     first = inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
-    listed, values = [], []
+    listed, values = dict[str, list[str]](), []
     for name in offered(module):
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):
             home = "pyrofl" if value is getattr(pyrofl, name, None) else title
-            listed.append(f"   ~{home}.{name}")
+            listed.setdefault(value.__module__, []).append(f"   ~{home}.{name}")
         elif isinstance(value, dict):
             values.append(f"`{title}.{name}` has the names {', '.join(f'`{n}`' for n in value)}.")
         elif get_args(value):
@@ -121,9 +128,49 @@ def reference(title: str, module: ModuleType) -> str:
             values.append(f"`{title}.{name}` is the type `{short}`.")
         else:
             values.append(f"`{title}.{name}`: {(value.__doc__ or '').splitlines()[0]}")
-    table = [".. autosummary::", "   :toctree: ../api", "   :nosignatures:", "", *listed]
-    parts = [f"# {title}", " ".join(first.split()), "\n".join(["```{eval-rst}", *table, "```"])]
+    parts = [f"# {title}", " ".join(first.split())]
+    for heading, names in grouped(listed).items():
+        table = [".. autosummary::", "   :toctree: ../api", "   :nosignatures:", "", *names]
+        parts += [f"## {heading}"] * bool(heading)
+        parts += ["\n".join(["```{eval-rst}", *table, "```"])]
     return "\n\n".join([*parts, *values]) + "\n"
+
+
+def grouped(listed: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the names of a module by heading: the subject of the file that defines them.
+
+    A table of few names has no headings. Names that are alone in their file are under "Other".
+    """
+    names = [name for some in listed.values() for name in some]
+    large = {home: some for home, some in listed.items() if len(some) > 1}
+    if len(names) <= FEW or len(large) < 2:
+        return {"": names}
+    groups: dict[str, list[str]] = {}
+    for home, some in large.items():
+        first = (sys.modules[home].__doc__ or "").splitlines()[0]
+        groups.setdefault(HEADINGS.get(home, re.split(r"[:,.]", first)[0]), []).extend(some)
+    alone = [some[0] for some in listed.values() if len(some) == 1]
+    return groups | ({"Other": alone} if alone else {})
+
+
+def summaries() -> dict[str, list[tuple[str, list[str]]]]:
+    """Return the names of the methods and properties of each public class, by heading."""
+    homes = {"pyrofl": pyrofl}
+    homes |= {f"pyrofl.{n}": getattr(pyrofl, n) for n in pyrofl.MODULES.keys() - {"models"}}
+    return {
+        f"{home}.{name}": members(value)
+        for home, module in homes.items()
+        for name in (pyrofl.FUNCTIONS if home == "pyrofl" else offered(module))
+        if inspect.isclass(value := getattr(module, name))
+    }
+
+
+def members(value: type) -> list[tuple[str, list[str]]]:
+    """Return the names of the methods and the properties of a class, by heading."""
+    public = {n: v for n, v in vars(value).items() if n[0] != "_" and inspect.getdoc(v)}
+    properties = [n for n, v in public.items() if isinstance(v, property | cached_property)]
+    methods = [n for n in public if inspect.isroutine(getattr(value, n))]
+    return [(k, v) for k, v in (("Methods", methods), ("Properties", properties)) if v]
 
 
 def offered(module: ModuleType) -> list[str]:

@@ -51,6 +51,7 @@ def which() -> bytes:
     """Draw the figure as SVG: one column, so that it can be read on a telephone."""
     lines = sum(len(answers) + 1.9 for _, answers in QUESTIONS) - 0.9
     figure = style.canvas(WIDTH, 0.23 * lines)
+    figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(-lines, 0))
     axes.set_axis_off()

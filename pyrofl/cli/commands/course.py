@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from warnings import warn
 
 import yaml
 
@@ -16,6 +15,7 @@ from pyrofl.cli.output import lesson_figures, notebooks, slides
 from pyrofl.data.loaders import datasets
 from pyrofl.experiments.console import show
 from pyrofl.files import run_folder, text_tables
+from pyrofl.user_warnings import warn_user
 
 SOLUTION = re.compile(r"<!-- solution -->\n(.*?)<!-- end -->\n", re.DOTALL)
 CONFIG = """c = get_config()  # of nbgrader
@@ -67,8 +67,10 @@ def wrong_answers() -> Mapping[str, Mapping[int, list[WrongAnswer]]]:
 
 def course(args: Namespace) -> None:
     """Write a course into a folder, in the layout of nbgrader."""
-    files = dict(contents(not args.no_figures))
+    notebooks.check_installed()
+    slides.check_installed()
     out = run_folder.prepare(Path(args.out))
+    files = dict(contents(not args.no_figures))
     for name, text in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +85,13 @@ def course(args: Namespace) -> None:
 def contents(with_figures: bool = True) -> Iterator[tuple[str, str]]:
     """Yield name and text of every file of the course; for figures, the lessons are run."""
     read = {path.stem: notebooks.read(path) for path in lessons()}
-    slides.check_installed()
     for name, notebook in read.items() if with_figures else ():
         show(f"running lesson {name} for the figures of its slides (--no-figures omits them)")
         try:
             lesson_figures.run_cells(notebook)
         except Exception as error:  # of any code of the lesson
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            warn(f"slides/{name}.html lacks figures, as the lesson fails: {reason}", stacklevel=2)
+            warn_user(f"slides/{name}.html lacks figures, as the lesson fails: {reason}")
     for path in lessons():
         for folder, teacher in (("source", True), ("release", False)):
             text = notebooks.write(notebooks.of_course(path, teacher))

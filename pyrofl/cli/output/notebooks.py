@@ -44,7 +44,7 @@ def read(path: Path) -> Any:
     Raises:
         ValueError: if jupytext is not installed.
     """
-    notebook = _jupytext().read(path, fmt="py:percent")
+    notebook = check_installed().read(path, fmt="py:percent")
     for cell in notebook.cells:
         cell["source"] = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
     return notebook
@@ -52,10 +52,15 @@ def read(path: Path) -> Any:
 
 def write(notebook: Any) -> str:
     """Return the text of an .ipynb file."""
-    return f"{_jupytext().writes(notebook, fmt='ipynb').rstrip()}\n"
+    return f"{check_installed().writes(notebook, fmt='ipynb').rstrip()}\n"
 
 
-def _jupytext() -> Any:
+def check_installed() -> Any:
+    """Return the module jupytext.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
     try:
         return import_module("jupytext")
     except ImportError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from warnings import warn
 
 import numpy as np
 import torch
@@ -37,6 +36,7 @@ from pyrofl.data.tables.row_checks import (
 )
 from pyrofl.data.tables.source import LEARNED, Source
 from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
+from pyrofl.user_warnings import warn_user
 
 OF_FIRST = (
     "normal_known_sd",
@@ -160,7 +160,7 @@ def load_csv(
     texts += [apart] if scaling is None else []
     texts += [without_categories(columns, chosen)] if features is None else []
     for text in filter(None, texts):
-        warn(f"{path}: {text}", UserWarning, stacklevel=5)
+        warn_user(f"{path}: {text}")
     plan = PreprocessingPlan(chosen.names, levels, scaling or "none", missing == "impute", plain)
     return Dataset(
         name=Path(path).stem,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import numpy as np
 
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
+from pyrofl.user_warnings import warn_user
 
 
 def named_clients(table: Any, column: str, names: Sequence[str], client: str | None) -> list[str]:
@@ -68,11 +68,9 @@ def owners_of(cells: Column, names: Sequence[str], client: str | None) -> list[s
             raise ValueError(f"{cells.first(at)}, which is no client; did you mean {near[0]}?")
     new = [name for name in dict.fromkeys(owners) if name not in names]
     if new and set(owners) - set(new):
-        warn(
+        warn_user(
             f"{cells.label} names {listed(new)} besides known clients; these rows are predicted "
-            "for new clients",
-            UserWarning,
-            stacklevel=7,
+            "for new clients"
         )
     return owners
 

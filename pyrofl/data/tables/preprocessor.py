@@ -15,7 +15,6 @@ from functools import reduce
 from math import exp, isfinite, isnan
 from operator import add
 from typing import Any, Literal
-from warnings import warn
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from pyrofl.data.tables.data_quality import in_spelling_and_units
 from pyrofl.data.tables.row_checks import outlier
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
+from pyrofl.user_warnings import warn_user
 
 Unseen = Literal["refuse", "zero"]
 """Treatment of categories without a training row: an error, or 0 in all features of the column."""
@@ -114,7 +114,7 @@ class Preprocessor:
         names = names or [f"client {j}" for j in range(len(clients))]
         _refuse_unlike(clients, names)
         for text in in_spelling_and_units(clients, names) if warns else ():
-            warn(text, UserWarning, stacklevel=2)
+            warn_user(text)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
         columns, left_out = list[Prepared](), dict[str, str]()
         for name, column in whole.items():

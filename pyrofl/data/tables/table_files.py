@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import numpy as np
 
 from pyrofl.arguments import composed, did_you_mean
 from pyrofl.data.tables.columns import Column, Parsed, column_of, read
 from pyrofl.data.tables.wording import listed, refuse_no_file
+from pyrofl.user_warnings import warn_user
 
 KINDS = (".csv", ".parquet")
 FEWEST = 10  # rows from which equal files are no coincidence
@@ -53,7 +53,7 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
         if _are_copies(tables[one], tables[other]):
             pair = f"{files[one]} and {files[other]}"
             text = f"{path}: {pair} hold the same rows; expected other rows at each site"
-            warn(text, UserWarning, stacklevel=2)
+            warn_user(text)
     wanted = [name for name in tables[0] if needed is None or name in needed]
     for site, file, table in zip(sites, files, tables, strict=True):
         if not set(wanted) <= set(table) or (needed is None and len(table) > len(wanted)):
