@@ -118,7 +118,7 @@ def test_panels_beyond_three_go_below_and_adaptation_is_a_line():
     figure = figures.curves(rows)
     assert len(figure.axes) == 4
     assert [t.get_text() for t in figure.legends[0].texts] == [
-        "pfedvem", "fedavg", "pfedvem, adapted", "fedavg, adapted",
+        "pfedvem", "fedavg", "pfedvem, fine-tuned", "fedavg, fine-tuned",
     ]  # fmt: skip
     assert overlaps(figure) == []
 
