@@ -27,26 +27,33 @@ def moments(log_density, size, seed=0):
         value = -log_density(at[None])[0]
         return float(value.detach()), torch.autograd.grad(value, at)[0].numpy()
 
-    mode = torch.tensor(scipy.optimize.minimize(loss, [0.0] * size, jac=True).x)
-    curvature = -torch.autograd.functional.hessian(lambda at: log_density(at[None])[0], mode)
+    center = torch.tensor(scipy.optimize.minimize(loss, [0.0] * size, jac=True).x)
+    curvature = -torch.autograd.functional.hessian(lambda at: log_density(at[None])[0], center)
     covariance = torch.linalg.inv(curvature)
-    root = torch.linalg.cholesky((covariance + covariance.T) / 2)
     generator = torch.Generator().manual_seed(seed)
+    for _ in range(4):  # where the curvature at the mode is none of the posterior, improve
+        covariance = (covariance + covariance.T) / 2
+        draws, weight = _weighted(log_density, center, covariance, generator)
+        center = weight @ draws
+        covariance = (draws - center).T @ ((draws - center) * weight[:, None])
+        ess = 1 / float(weight.square().sum())
+        if ess > DRAWS / 4:
+            break
+    assert ess > DRAWS / 20, ess
+    return center, covariance.diagonal().sqrt(), ess
+
+
+def _weighted(log_density, center, covariance, generator):
+    """Return draws of a t distribution, [S, d], and their normalized importance weights [S]."""
+    size = len(center)
     z = torch.randn(DRAWS, size, generator=generator, dtype=torch.float64)
-    scale = torch.empty(DRAWS, dtype=torch.float64).normal_(generator=generator).square()
-    for _ in range(int(DF) - 1):
-        scale += torch.empty(DRAWS, dtype=torch.float64).normal_(generator=generator).square()
-    z = z * (DF / scale).sqrt()[:, None]
-    draws = mode + z @ root.T
+    square = torch.randn(DRAWS, int(DF), generator=generator, dtype=torch.float64).square().sum(-1)
+    z = z * (DF / square).sqrt()[:, None]
+    draws = center + z @ torch.linalg.cholesky(covariance).T
     log_q = -(DF + size) / 2 * torch.log1p(z.square().sum(-1) / DF)
     with torch.no_grad():
         log_w = torch.cat([log_density(part) for part in draws.split(2000)]) - log_q
-    weight = (log_w - log_w.max()).exp()
-    weight = weight / weight.sum()
-    ess = 1 / float(weight.square().sum())
-    assert ess > DRAWS / 20, ess
-    mean = weight @ draws
-    return mean, (weight @ (draws - mean).square()).sqrt(), ess
+    return draws, log_w.softmax(0)
 
 
 def fitted(formula, frames, **how):

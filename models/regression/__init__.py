@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
+from pyrofl.models import pvi
 from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.data_checks import warn_of_design
 from pyrofl.models.regression.design import Design, make_design
-from pyrofl.models.regression.families import family_of
+from pyrofl.models.regression.families import DOMAINS, LINKS, family_of
 from pyrofl.models.regression.formula import read_all, with_weights
 from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.ordinal import check_order
@@ -25,7 +27,7 @@ __all__ = ["Regression", "regression"]
 
 @checked
 def regression(
-    formula: str | Mapping[str, str],
+    formula: str | Mapping[str, str | float],
     data: Federation | Tables,
     *,
     family: str = "gaussian",
@@ -50,7 +52,9 @@ def regression(
             `y | se(error)` has known standard errors (with `sigma=True`, further variance),
             `y | weights(w)` row weights, and `y | trials(n)` is p(y, n). A dict of formulas, such
             as {"y": "y ~ x + (1 | client)", "sigma": "~ x"}, also has one for parameters of the
-            family: log sigma, nu, shape and phi, and logit zi and hu, then depend on predictors.
+            family, on the scale of the logarithm (sigma, nu, shape, phi), the logit (zi, hu, zoi,
+            coi, quantile) or its own (alpha). A number fixes a parameter:
+            {"y": "y ~ x", "quantile": 0.9} with family="asym_laplace" is a quantile regression.
         data: `federations.from_frames({client: frame})`, or a federation with named numeric
             features.
         family: name of the family, one of `families.FAMILIES`.
@@ -108,7 +112,8 @@ def regression(
     chosen = make_priors(design, named, priors or {})
     text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)
     prepared = design.federation()
-    method = hierarchical(compile_program(text), prepared, shared=" ".join(shared))
+    build = hierarchical if kind.is_smooth else pvi.hierarchical
+    method = build(compile_program(text), prepared, shared=" ".join(shared))
     regression_fields: dict[str, Any] = {
         "design": design,
         "chosen": chosen,
@@ -133,10 +138,19 @@ def _refuse_unsupported(design: Design, family: str) -> None:
                 f"the response has a column of {role}, which family {family} does not read; "
                 f"expected {formula.response} alone, or another family"
             )
-    if "sigma" in formula.parameters and "se" in formula.columns and not formula.adds_sigma:
+    for name, value in formula.values.items():
+        domain = DOMAINS[LINKS[name]]
+        low, high = {"numbers": (-inf, inf), "positive numbers": (0, inf)}.get(domain, (0, 1))
+        if not low < value < high:
+            raise ValueError(f"{name} is {value:g}; expected {domain}")
+    if (
+        "sigma" in {*formula.parameters, *formula.values}
+        and "se" in formula.columns
+        and not formula.adds_sigma
+    ):
         raise ValueError(
-            f"sigma has a formula, but the standard errors are known; expected "
-            f"se({formula.columns['se']}, sigma=True), or no formula of sigma"
+            f"sigma is given, but the standard errors are known; expected "
+            f"se({formula.columns['se']}, sigma=True), or no sigma"
         )
     if kind == "cox" and not design.terms:
         raise ValueError(

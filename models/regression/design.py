@@ -148,7 +148,7 @@ class Design:
     @property
     def auxiliary(self) -> dict[str, str]:
         """Name of a parameter that is one for all rows -> Pyro code of its prior."""
-        gone = {*self.parameters}
+        gone = {*self.parameters, *self.formula.values}
         if "se" in self.formula.columns and not self.formula.adds_sigma:
             gone.add("sigma")
         return {name: code for name, code in self.family.auxiliary.items() if name not in gone}

@@ -25,20 +25,20 @@ SUPPORTS = {
     "positive": f"numbers above 0, at least {SMALLEST} in their unit",
     "nonnegative": "numbers of at least 0",
     "unit": "numbers between 0 and 1, both excluded",
+    "closed unit": "numbers from 0 to 1",
     "levels": "at least three categories, or whole numbers",
 }
 """Name of a support -> the values that it admits."""
 
 
 LINKS = {
-    "sigma": "exp",
-    "nu": "exp",
-    "phi": "exp",
-    "shape": "exp",
-    "zi": "sigmoid",
-    "hu": "sigmoid",
+    **dict.fromkeys(("sigma", "nu", "phi", "shape"), ".exp()"),
+    **dict.fromkeys(("zi", "hu", "zoi", "coi", "quantile"), ".sigmoid()"),
+    "alpha": "",
 }
-"""Parameter of a family -> the method of a tensor that maps its linear predictor to its values."""
+"""Parameter of a family -> Pyro code that maps its linear predictor to its values."""
+DOMAINS = {".exp()": "positive numbers", ".sigmoid()": "numbers between 0 and 1", "": "numbers"}
+"""Pyro code of `LINKS` -> the values that the parameter may have."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Family:
         links: name of the link -> Pyro code of the likelihood; the first is the default.
         support: one of `SUPPORTS`.
         auxiliary: name of a parameter -> Pyro code of its prior, where S stands for the
-            standard deviation of the response.
+            standard deviation of the response; "" if it needs a value or a formula.
         kind: "rows" if a row has a distribution of its own, "factor" if a row has a log density,
             "cox" if a client has one, "ordinal" or "categorical".
         column: name of the response's second column, such as trials.
         center: where the prior of the intercept is centered: at the link of the mean response,
             "mean", or at 0, "zero".
-        scaled: whether the scales of priors are proportional to the response's deviation.
         ratio: name of the link -> name of exp(b), such as "odds ratio"; empty if it has none.
         response: Pyro code of a new row's distribution, if its likelihood is not one.
+        is_smooth: whether the log density has second derivatives, which likelihood factors need.
         additions: further columns that the response may have, such as se.
     """
 
@@ -67,9 +67,9 @@ class Family:
     kind: str = "rows"
     column: str = ""
     center: str = "zero"
-    scaled: bool = False
     ratio: Mapping[str, str] = field(default_factory=dict)
     response: str = ""
+    is_smooth: bool = True
     additions: tuple[str, ...] = ()
 
     def link(self, name: str | None) -> str:
@@ -89,6 +89,7 @@ class Family:
             "positive": np.isfinite(y) & (y >= float(SMALLEST)),
             "nonnegative": np.isfinite(y) & (y >= 0),
             "unit": (y > 0) & (y < 1),
+            "closed unit": (y >= 0) & (y <= 1),
             "levels": whole,
         }[self.support]
         return fits
@@ -99,6 +100,9 @@ _CLOGLOG = "(-torch.expm1(-eta.exp())).clamp(1e-12, 1 - 1e-12)"
 _ODDS, _RATE, _HAZARD = {"logit": "odds ratio"}, {"log": "rate ratio"}, {"log": "hazard ratio"}
 _MEANS = {"log": "ratio of means"}
 _SIGMA, _SHAPE = {"sigma": "dist.Exponential(1 / S)"}, {"shape": "dist.Gamma(2.0, 0.1)"}
+_PHI, _BETA = {"phi": "dist.Gamma(2.0, 0.1)"}, "phi * eta.sigmoid(), phi * (-eta).sigmoid()"
+_ODD = "(quantile / (1 - quantile)).sqrt()"
+_QUANTILE = f"sigma / (quantile * (1 - quantile)).sqrt(), {_ODD}"
 _GATE, _HURDLE = {"zi": "dist.Beta(1.0, 1.0)"}, {"hu": "dist.Beta(1.0, 1.0)"}
 
 FAMILIES: dict[str, Family] = {
@@ -107,7 +111,6 @@ FAMILIES: dict[str, Family] = {
         "real",
         _SIGMA,
         center="mean",
-        scaled=True,
         ratio=_MEANS,
         additions=("se",),
     ),
@@ -116,8 +119,21 @@ FAMILIES: dict[str, Family] = {
         "real",
         {**_SIGMA, "nu": "dist.Gamma(2.0, 0.1)"},
         center="mean",
-        scaled=True,
         additions=("se",),
+    ),
+    "skew_normal": Family(
+        {"identity": "SkewNormal(eta, sigma, alpha)"},
+        "real",
+        {**_SIGMA, "alpha": "dist.Normal(0.0, 4.0)"},
+        center="mean",
+        additions=("se",),
+    ),
+    "asym_laplace": Family(
+        {"identity": f"dist.AsymmetricLaplace(eta, {_QUANTILE})"},
+        "real",
+        {**_SIGMA, "quantile": ""},
+        center="mean",
+        is_smooth=False,
     ),
     "bernoulli": Family(
         {
@@ -138,7 +154,19 @@ FAMILIES: dict[str, Family] = {
         column="trials",
         ratio=_ODDS,
     ),
-    "poisson": Family({"log": "dist.Poisson(eta.exp())"}, "count", center="mean", ratio=_RATE),
+    "beta_binomial": Family(
+        {"logit": f"dist.BetaBinomial({_BETA}, trials)"},
+        "trials",
+        _PHI,
+        column="trials",
+        ratio=_ODDS,
+    ),
+    "poisson": Family(
+        {"log": "dist.Poisson(eta.exp())", "identity": "dist.Poisson(eta)"},
+        "count",
+        center="mean",
+        ratio=_RATE,
+    ),
     "negative_binomial": Family(
         {"log": "dist.NegativeBinomial(shape, logits=eta - shape.log())"},
         "count",
@@ -193,13 +221,18 @@ FAMILIES: dict[str, Family] = {
         "positive",
         _SIGMA,
         center="mean",
-        scaled=True,
         ratio={"identity": "ratio of medians"},
     ),
     "beta": Family(
-        {"logit": "dist.Beta(phi * eta.sigmoid(), phi * (-eta).sigmoid())"},
+        {"logit": f"dist.Beta({_BETA})"},
         "unit",
-        {"phi": "dist.Gamma(2.0, 0.1)"},
+        _PHI,
+        ratio=_ODDS,
+    ),
+    "zero_one_inflated_beta": Family(
+        {"logit": "ZeroOneInflatedBeta(eta.sigmoid(), phi, zoi, coi)"},
+        "closed unit",
+        {**_PHI, "zoi": "dist.Beta(1.0, 1.0)", "coi": "dist.Beta(1.0, 1.0)"},
         ratio=_ODDS,
     ),
     "cumulative": Family(

@@ -59,6 +59,7 @@ class Formula:
         population: population terms of the location.
         groups: group terms of the location and of parameters.
         parameters: parameter of the family -> its population terms.
+        values: parameter of the family -> its value, if it is fixed.
         adds_sigma: whether sigma is added to the known standard errors.
     """
 
@@ -68,11 +69,14 @@ class Formula:
     population: str
     groups: tuple[Group, ...]
     parameters: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
     adds_sigma: bool = False
 
 
-def read_all(formulas: str | Mapping[str, str], parameters: Collection[str]) -> Formula:
+def read_all(formulas: str | Mapping[str, str | float], parameters: Collection[str]) -> Formula:
     """Return the parts of a formula, or of formulas of the response and of parameters.
+
+    A number instead of the formula of a parameter is its value.
 
     Args:
         formulas: a formula, or the response's name and names of parameters -> formula.
@@ -92,8 +96,8 @@ def read_all(formulas: str | Mapping[str, str], parameters: Collection[str]) -> 
         raise ValueError("the family has no parameter besides the location; expected one formula")
     for name in more:
         check_name(name, parameters, "parameter of the family")
-    whole = read(formulas[first])
-    if first not in (whole.response, formulas[first].split("~")[0].strip()):
+    whole = read(str(formulas[first]))
+    if first not in (whole.response, str(formulas[first]).split("~")[0].strip()):
         raise ValueError(
             f"formula of {first!r} has the response {whole.response}; expected {whole.response!r} "
             f"as its name: {example}"
@@ -101,9 +105,16 @@ def read_all(formulas: str | Mapping[str, str], parameters: Collection[str]) -> 
     for name in parameters:
         if name not in formulas:
             continue
+        if is_number(formulas[name]):
+            whole = replace(
+                whole,
+                text=f"{whole.text}; {name} = {formulas[name]}",
+                values={**whole.values, name: float(formulas[name])},
+            )
+            continue
         left, _, right = str(formulas[name]).partition("~")
         if "~" not in str(formulas[name]) or left.strip() not in ("", name):
-            raise ValueError(f"formula of {name} is {formulas[name]!r}; expected '~ x'")
+            raise ValueError(f"formula of {name} is {formulas[name]!r}; expected '~ x' or a number")
         population, groups = _terms(right.strip(), f"{name} ~ {right.strip()}")
         groups = [replace(group, parameter=name) for group in groups]
         whole = replace(
@@ -113,6 +124,11 @@ def read_all(formulas: str | Mapping[str, str], parameters: Collection[str]) -> 
             parameters={**whole.parameters, name: population},
         )
     return whole
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, and no Boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read(text: str) -> Formula:

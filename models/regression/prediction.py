@@ -276,14 +276,16 @@ def _with_levels(one: Grouped, frame: pd.DataFrame, client: str, column: str) ->
 def mean_of_rows(rows: RowPredictors) -> Tensor:
     """Return the expected response of rows at each draw, [S, N], or probabilities [S, N, K].
 
-    That of a Student distribution is its location, and that of a Cox model the log relative hazard.
+    That of a Student distribution is its location, that of an asymmetric Laplace distribution its
+    quantile, and that of a Cox model the log relative hazard.
     """
     fn = rows.response
     if fn is None:
         return rows.eta[:, 0]
     if isinstance(fn, CLASSES):
         return probabilities(fn)[:, 0]
-    mean: Tensor = fn.loc if isinstance(fn, pyro.distributions.StudentT) else fn.mean
+    located = (pyro.distributions.StudentT, pyro.distributions.AsymmetricLaplace)
+    mean: Tensor = fn.loc if isinstance(fn, located) else fn.mean
     return mean[:, 0]
 
 

@@ -12,12 +12,13 @@ j, over the rows of all clients:
     correlations        LKJ(1)
     sigma               Exponential(1 / S)
     nu, shape, phi      Gamma(2, 0.1); shape of weibull Gamma(2, 1)
-    zi, hu              Beta(1, 1)
+    zi, hu, zoi, coi    Beta(1, 1)
+    alpha               Normal(0, 4)
     cutpoints           first Normal(0, 5), and differences HalfNormal(2.5)
 
-Where sigma, nu, shape, phi, zi or hu has a formula, its linear predictor, on the scale of the
-logarithm or logit, has the priors of the location with S = 1, and m = log S for sigma and 0 for the
-others.
+Where a parameter has a formula, its linear predictor (of log sigma, log nu, log shape, log phi,
+logit zi, hu, zoi, coi and quantile, and of alpha) has the priors of the location with S = 1, and
+m = log S for sigma and 0 for the others.
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
                 )
             others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {float(at)})"
     for name, code in design.auxiliary.items():
+        if not code:
+            raise ValueError(
+                f"parameter {name} has no value; expected a number or a formula: "
+                f"{{'{design.formula.response}': 'formula', '{name}': 0.5}}"
+            )
         others[name] = _chosen(code.replace("1 / S", _short(1 / y_scale)), user_priors, name)
     return Priors(predictors, others, scales)
 
@@ -196,7 +202,7 @@ def _response(design: Design, link: str) -> tuple[float, float]:
         design.clients, lambda frame: np.log(design.y(frame)) if is_log else design.y(frame)
     )
     middle = float(np.log(max(mean, 0.1))) if link == "log" else float(mean)
-    if family.scaled and link != "log":
+    if link == "identity":
         return middle, float(np.sqrt(square)) or 1.0
     return middle, 1.0
 

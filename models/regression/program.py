@@ -14,6 +14,7 @@ from torch import Tensor
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.regression.columns import Columns
 from pyrofl.models.regression.design import Design, Grouped, offset_of
+from pyrofl.models.regression.distributions import SkewNormal, ZeroOneInflatedBeta
 from pyrofl.models.regression.families import LINKS, SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors, of
@@ -53,7 +54,9 @@ def source(
         inside, shared = inside + stated, shared + names
     for one in design.groups:
         rows += _added(one, x)
-    rows += [f"{n} = eta_{n}.{LINKS[n]}()" for n in design.parameters] + _columns(design)
+    rows += [f"{n} = eta_{n}{LINKS[n]}" for n in design.parameters]
+    rows += [f"{n} = x.new_tensor({value})" for n, value in design.formula.values.items()]
+    rows += _columns(design)
     if size:
         rows.append("logits = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1)")
     rows += _likelihood(design, _site(design, shared), link, new=new)
@@ -157,7 +160,8 @@ def compile_program(text: str) -> Program:
     place = f"<regression {abs(hash(text))}>"
     linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
     namespace: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
-    namespace |= {"cox": cox, "Hurdle": Hurdle}
+    namespace |= {"cox": cox, "Hurdle": Hurdle, "SkewNormal": SkewNormal}
+    namespace |= {"ZeroOneInflatedBeta": ZeroOneInflatedBeta}
     exec(compile(text, place, "exec"), namespace)
     program: Program = namespace["program"]
     return program
