@@ -17,6 +17,7 @@ from pyrofl import federations
 from pyrofl.models.regression.families import FAMILIES
 from pyrofl.models.regression.formula import read
 from pyrofl.models.regression.program import cox
+from pyrofl.tensors import default_type
 
 
 def tables(seed=0, sizes=(5, 8, 12, 9), **columns):
@@ -354,7 +355,7 @@ def test_every_family_has_a_program_with_finite_densities(family):
         batch = data.batch(torch.arange(4))
         from pyro import poutine
 
-        with poutine.trace() as tape:
+        with default_type(torch.float64), poutine.trace() as tape:
             method.model({}, {}, batch)
         tape.trace.compute_log_prob()
         found = [site["log_prob"] for _, site in observed(tape.trace)]
