@@ -2,6 +2,19 @@
 
 The core imports none of these parts. `pyrofl/__init__.py` registers their functions, and each is
 imported when it is first needed. Without a part, the core runs by its default.
+
+Extension points, the arguments of their functions, and the default:
+
+- executor: those of `training.phases.run_phases`, which is the default; runs the phases of a chunk.
+- unrecorded updates: method, steps, seconds; a line about a function of the user. Default: none.
+- engine ray: workers, data; starts the engine. Default: refused.
+- constants: method; hash of frozen weights, compared on resuming. Default: not compared.
+- privacy: method, `Privacy`, clients, participation; the private method. Default: refused.
+- private data: method, data; refuses unbounded preprocessing. Default: refused.
+- validation: method, data, chunk size, server state; checks before round one. Default: none.
+- checks of arrays, words, frames and units: data; warnings. Default: none.
+- preprocessor, summary of columns, clients of rows: columns of tables. Default: none.
+- figure of rows, figure of run: figures in notebooks. Default: none.
 """
 
 from __future__ import annotations

@@ -26,6 +26,20 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 INDEX = (DOCS / "index.md").read_text()
 ROW = re.compile(r"(?m)^\| (\w+)(?:\[(\w)\])? \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$")
 ROUNDING = 0.05  # of the table
+MOMENTS = """
+| | mean | sd | NUTS mean | NUTS sd |
+|---|---:|---:|---:|---:|
+| mu | 4.3 | 3.3 | 4.4 | 3.3 |
+| tau | 3.5 | 3.1 | 3.6 | 3.1 |
+| theta[A] | 6.0 | 5.5 | 6.2 | 5.4 |
+| theta[B] | 4.7 | 4.7 | 5.0 | 4.7 |
+| theta[C] | 3.9 | 5.1 | 3.9 | 5.3 |
+| theta[D] | 4.6 | 4.8 | 4.8 | 4.7 |
+| theta[E] | 3.6 | 4.7 | 3.5 | 4.6 |
+| theta[F] | 4.0 | 4.8 | 4.1 | 4.8 |
+| theta[G] | 6.2 | 5.0 | 6.3 | 5.1 |
+| theta[H] | 4.7 | 5.1 | 4.9 | 5.2 |
+"""
 
 
 def moments(posterior: Any, name: str, client: str) -> tuple[float, float]:
@@ -43,7 +57,7 @@ def test_the_first_posterior_is_that_of_nuts(capsys):
     """
     names: dict[str, Any] = {}
     exec(BLOCKS[0], names)
-    printed, rows = capsys.readouterr().out, ROW.findall(TEXT)
+    printed, rows = capsys.readouterr().out, ROW.findall(MOMENTS)
     assert [name + client for name, client, *_ in rows] == [
         "mu",
         "tau",
@@ -61,14 +75,14 @@ def test_the_first_posterior_is_that_of_nuts(capsys):
 
 
 @pytest.mark.slow
-def test_nuts_finds_what_the_table_says():
+def test_nuts_has_the_moments_of_the_table():
     """Within 0.15 standard deviations: of 4,000 draws of tau at least 400 are effective (0.05)."""
     names: dict[str, Any] = {}
     exec(BLOCKS[0].partition("run = ")[0], names)
     found = reference.nuts(
         names["method"], names["schools"].to("cpu", torch.float64), 1000, jit=True
     )
-    for name, client, _, _, nuts, exact in ROW.findall(TEXT):
+    for name, client, _, _, nuts, exact in ROW.findall(MOMENTS):
         mean, sd = moments(found, name, client)
         assert abs(mean - float(nuts)) < 0.15 * sd + ROUNDING
         assert abs(sd - float(exact)) < 0.15 * sd + ROUNDING

@@ -19,8 +19,6 @@ from pyrofl.files.text_tables import markdown
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "regression_gallery.md"
-SCHOOLS = {"Intercept": (4.41, 3.31), "sd_school": (3.60, 3.20)}
-"""Posterior means and standard deviations of posteriordb, eight_schools_noncentered."""
 
 
 class Entry(NamedTuple):
@@ -34,8 +32,7 @@ ENTRIES = {
     "sleepstudy": Entry(
         "Sleep deprivation",
         "Reaction times (ms) in ten days of sleep deprivation (Belenky et al. 2003; `sleepstudy` "
-        "of lme4). The estimates of lme4 are those of Bates et al., Journal of Statistical "
-        "Software 67(1), 2015.",
+        "of lme4).",
     ),
     "radon": Entry(
         "Radon in Minnesota",
@@ -45,9 +42,7 @@ ENTRIES = {
     "eight_schools": Entry(
         "Eight schools",
         "Effects of coaching with known standard errors (Rubin 1981). `precision` is 1 / se², and "
-        "a prior fixes the residual standard deviation at 1. The reference is posteriordb, with "
-        "the same priors Normal(0, 5) and HalfCauchy(5). In brms, the response is "
-        "`effect | se(se)`.",
+        "a prior fixes the residual standard deviation at 1.",
     ),
     "rats": Entry(
         "Growth of rats", "Weights (g) at five ages (Gelfand et al. 1990; BUGS volume 1)."
@@ -60,23 +55,21 @@ ENTRIES = {
     ),
     "nes": Entry(
         "Party identification",
-        "Party identification (1 to 7) of 8,423 people in eight US election studies (Gelman and "
-        "Hill 2007, section 4.7). A client is an election year.",
+        "Party identification (1 to 7) in eight US election studies (Gelman and Hill 2007, "
+        "section 4.7). A client is an election year.",
     ),
     "heart_disease": Entry(
         "Heart disease",
-        "Presence of heart disease, 857 complete rows of four hospitals (Detrano et al. 1989; "
-        "UCI). Rows with missing values are dropped, with a warning.",
+        "Presence of heart disease in four hospitals, complete rows (Detrano et al. 1989; UCI).",
     ),
     "trauma": Entry(
         "Trauma",
-        "Mortality of trauma patients (Draaisma et al. 1989; R package BFI). The data of three "
-        "hospitals hardly determine the scale between them: its posterior is wide.",
+        "Mortality of trauma patients (Draaisma et al. 1989; R package BFI). Three hospitals "
+        "hardly determine the scale between them.",
     ),
     "cbpp": Entry(
         "Contagious bovine pleuropneumonia",
-        "New cases in herds in four periods (Lesnoff et al. 2004; `cbpp` of lme4). The estimates "
-        "of lme4 are those of its documentation.",
+        "New cases in herds in four periods (Lesnoff et al. 2004; `cbpp` of lme4).",
     ),
     "seeds": Entry(
         "Germination of seeds",
@@ -91,24 +84,25 @@ ENTRIES = {
 }
 """Name of a case -> its title and description, in the order of the page."""
 
+WITHOUT_TABLE = ("eight_schools", "rats", "nurses", "nes", "trauma", "seeds")
+"""Cases of which only the line is shown; their estimates are in the files of results."""
+
 WITH_OTHERS = ("sleepstudy", "cbpp")
 """Cases that also show the lines of lme4, brms and Bambi."""
 
 BEGIN = """# Known multilevel data sets
 
-This page fits twelve well-known multilevel data sets with one line of pyrofl each. It compares the
-estimates with those of lme4 VERSION. Each group is a client that keeps its rows; `tables` is
+This page fits twelve well-known multilevel data sets with one line of pyrofl each, and compares the
+estimates with those of lme4 VERSION. Each group is a client; `tables` is
 `federations.from_frames({client: frame})`. See [regression from a formula](regression.md).
 
-lme4, brms and Bambi take the same formula; the first example has their lines, and `cbpp` those of
-binomial responses. In R, write `factor(x)` for `C(x)`, and `family = poisson` for
-`family="poisson"`.
+lme4, brms and Bambi take the same formula: the first example has their lines, and `cbpp` those of
+binomial responses. In R, `C(x)` is `factor(x)`.
 
-The tables have posterior means (standard deviations) of pyrofl with default priors, and estimates
-(standard errors) of lme4, by REML for normal responses. Scales of few groups are larger in pyrofl,
-because the mean of a skewed posterior is above its mode.
-
-Scripts in `examples/regression` compute the numbers and write this page.
+Tables have posterior means (standard deviations) of pyrofl, and estimates (standard errors) of
+lme4, by REML for normal responses. Scales of few groups are larger in pyrofl, because the mean of a
+skewed posterior is above its mode. Estimates of the data sets without a table are in
+[results.json](../regression/results.json) and [lme4.json](../regression/lme4.json).
 """
 
 
@@ -120,8 +114,8 @@ def page(results: dict[str, Any], lme4: dict[str, Any]) -> str:
         shown = [*lines(case)][: None if name in WITH_OTHERS else 1]
         code = "\n".join(f"# {tool}\n{line}" if shown[1:] else line for tool, line in shown)
         parts.append(f"## {entry.title}\n\n{entry.about}\n\n```text\n{code}\n```\n")
-        head = "posteriordb" if name == "eight_schools" else "lme4"
-        parts.append(table(name, row["estimates"], lme4.get(name), head) + "\n")
+        if name not in WITHOUT_TABLE:
+            parts.append(table(row["estimates"], lme4[name]) + "\n")
     return "\n".join([*parts, comparison(results)])
 
 
@@ -149,19 +143,16 @@ def lines(case: Case) -> Iterator[tuple[str, str]]:
     yield "Bambi", f'bmb.Model("{case.formula}", {case.data}{options})'
 
 
-def table(
-    name: str, estimates: dict[str, list[float]], lme4: dict[str, Any] | None, head: str
-) -> str:
-    """Return a table of estimates, compared with those of lme4 or posteriordb."""
+def table(estimates: dict[str, list[float]], lme4: dict[str, Any]) -> str:
+    """Return a table of estimates, compared with those of lme4."""
     rows = list[tuple[str, ...]]()
-    known = SCHOOLS if lme4 is None else matched(list(estimates), lme4)
-    order = sorted(estimates, key=lambda n: n != "Intercept")
-    for parameter in order:
+    known = matched(list(estimates), lme4)
+    for parameter in sorted(estimates, key=lambda n: n != "Intercept"):
         if parameter in known:
             mine, other = estimates[parameter], known[parameter]
             texts = number(*mine), number(other[0], *(other[1:] or [None]), like=mine[1])
             rows.append((f"`{parameter}`", *texts))
-    return markdown(("parameter", "pyrofl", head), rows)
+    return markdown(("parameter", "pyrofl", "lme4"), rows)
 
 
 def matched(names: list[str], lme4: dict[str, Any]) -> dict[str, tuple[float, ...]]:
@@ -192,34 +183,20 @@ def comparison(results: dict[str, Any]) -> str:
     """Return the section that compares all cases with NUTS."""
     compared = {n: row for n, row in results.items() if row["verdict"] != "no reference"}
     families = len({row["family"] for row in compared.values()})
-    good = sum(row["verdict"] == "accurate" for row in compared.values())
-    lines = [
-        "## Comparison with NUTS",
-        "",
-        f"{len(compared)} regressions of {families} families are compared with NumPyro's NUTS on "
-        "the pooled rows, with the same priors and separately written likelihoods. *Shift* is the "
-        "largest difference of a mean, in standard deviations of the reference; *ratio* is the "
-        "range of the ratios of standard deviations. Both are over all coefficients, scales and "
-        f"group effects. {good} fits are accurate: shifts are at most 0.1 and ratios between 0.9 "
-        "and 1.1, up to two Monte Carlo standard errors. Each client sends the given kB in all.",
-        "",
-    ]
-    rows = list[tuple[Any, ...]]()
-    for name, row in compared.items():
-        mark = "" if row["verdict"] == "accurate" else " (not accurate)"
-        first = f"{name}{mark}", row["family"]
-        if row["verdict"] == "failed":
-            rows.append((*first, "", f"failed: {row['reason']}", "", "", ""))
-            continue
-        cells = [row["clients"], f"{abs(row['shift'][0]):.2f}"]
-        cells += [f"{row['low'][0]:.2f} to {row['high'][0]:.2f}", row["rounds"]]
-        cells.append(f"{row['bytes_up_per_client'] / 1000:.1f}")
-        rows.append((*first, *cells))
-    head = ("data", "family", "clients", "shift", "ratio", "rounds", "kB up")
-    lines.append(markdown(head, rows))
-    if others := [f"`{name}`" for name in CASES if name not in compared]:
-        lines += ["", f"Cases without a reference: {', '.join(others)}."]
-    return "\n".join(lines) + "\n"
+    good = [name for name, row in compared.items() if row["verdict"] == "accurate"]
+    text = (
+        f"Of {len(compared)} regressions of {families} families, {len(good)} agree with NumPyro's "
+        "NUTS on the pooled rows. Means differ by at most 0.1 standard deviations. Ratios of "
+        "standard deviations are between 0.9 and 1.1, up to two Monte Carlo standard errors. "
+        f"{exceptions(compared.keys() - {*good})}"
+        "[results.json](../regression/results.json) has the numbers of every case."
+    )
+    return f"## Comparison with NUTS\n\n{text}\n"
+
+
+def exceptions(names: set[str]) -> str:
+    """Return a sentence that names the cases that do not agree; "" if there are none."""
+    return f"Not accurate: {', '.join(sorted(names))}. " if names else ""
 
 
 def main() -> int:

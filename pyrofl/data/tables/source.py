@@ -1,4 +1,4 @@
-"""Where features and target come from in a user's file, and what was omitted."""
+"""Where features and target come from in a user's file, and what was dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
-    """Where features and target come from, and what was omitted."""
+    """Where features and target come from, and what was dropped."""
 
     target: str
     features: tuple[str, ...]
