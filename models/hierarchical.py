@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyrofl.arguments import Positive, checked
+from pyrofl.arguments import WITH_MORE_OPTIONS, Positive, checked
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
@@ -20,6 +20,7 @@ from pyrofl.models.likelihood_factors.linear import needs_one_round
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 
 __all__ = ["hierarchical"]
+WITH_MORE_OPTIONS[__name__] = (pvi.hierarchical, "pvi.hierarchical")
 
 
 @checked

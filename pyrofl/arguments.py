@@ -95,6 +95,10 @@ CONVERSIONS: dict[Any, tuple[type, Callable[[Any], Any]]] = {}
 """Annotated class -> another class whose values are converted to it, and the conversion."""
 
 
+WITH_MORE_OPTIONS: dict[str, tuple[Callable[..., Any], str]] = {}
+"""Module of a function -> a function with more options, and its name in messages."""
+
+
 def checked(function: F) -> F:
     """Decorate a function so that it validates its arguments against their type annotations."""
     signature = inspect.signature(function)
@@ -106,6 +110,9 @@ def checked(function: F) -> F:
         except TypeError as error:
             unknown = sorted(kwargs.keys() - signature.parameters.keys())
             hint = f"; {_hint(unknown[0], list(signature.parameters))}" if unknown else ""
+            other, name = WITH_MORE_OPTIONS.get(function.__module__, (None, ""))
+            if unknown and other and unknown[0] in inspect.signature(other).parameters:
+                hint = f"; it is an option of {name}"
             raise TypeError(f"{function.__qualname__}() {error}{hint}") from None
         hints = _hints(function)
         for name, value in bound.arguments.items():

@@ -113,6 +113,8 @@ def moved(method: Method, names: str) -> str:
     >>> moved(method, "mu/* pi/*"), moved(method, "base/*")
     ('posterior', 'base')
     """
+    if method.metadata.sites:  # of a user's program, whose sites are not the tensors of the guide
+        return "posterior"
     guide: Any = method.guide
     if isinstance(guide, Guide) and names == guide.names:
         return "posterior" if guide.random else "weights"

@@ -21,7 +21,7 @@ from pyrofl.models.guides import log_mean_field, mean_field
 
 JOINED = "a family that joins the shared sites: guides.full_covariance, low_rank(...), copula or "
 JOINED += "flow(...)"
-DIAGONAL = "covariance='diagonal' without a guide"
+DIAGONAL = "pvi.hierarchical(..., covariance='diagonal') without a guide"
 NORMAL = "guide=None, which is a normal with all dependences"
 
 INSTEAD: dict[object, str] = {

@@ -37,7 +37,7 @@ class Normals:
         if self.full and self.size > LARGEST:
             raise ValueError(
                 f"a full covariance of {self.size} variables; expected at most {LARGEST}, or "
-                "covariance='diagonal'"
+                "pvi.hierarchical(..., covariance='diagonal')"
             )
 
     def matrix(self, precision: Tensor) -> Tensor:

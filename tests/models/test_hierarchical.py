@@ -164,8 +164,17 @@ def test_other_errors_are_those_of_the_user():
 
 @pytest.mark.parametrize("option", ["batch", "covariance"])
 def test_options_of_pvi_are_refused(option):
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+    reason = f"unexpected keyword argument '{option}'; it is an option of pvi.hierarchical"
+    with pytest.raises(TypeError, match=reason):
         pyrofl.hierarchical(normal, rows(), shared="mu", **{option: 4})
+
+
+def test_progress_names_no_tensor_of_the_guide(capsys):
+    data = rows()
+    pyrofl.fit(pyrofl.models.pvi.hierarchical(normal, data, shared="mu"), data, rounds=1)
+    shown = capsys.readouterr().err
+    assert "loss: posterior " in shown
+    assert "root" not in shown
 
 
 def test_a_fit_without_options_ends_by_itself():

@@ -32,14 +32,14 @@ def test_guides_that_join_shared_sites_work(build, guide):
 @pytest.mark.parametrize(
     ("guide", "instead"),
     [
-        (autoguide.AutoNormal, "covariance='diagonal'"),
-        (autoguide.AutoDiagonalNormal, "covariance='diagonal'"),
-        (guides.mean_field, "covariance='diagonal'"),
+        (autoguide.AutoNormal, r"pvi.hierarchical\(..., covariance='diagonal'\)"),
+        (autoguide.AutoDiagonalNormal, r"pvi.hierarchical\(..., covariance='diagonal'\)"),
+        (guides.mean_field, r"pvi.hierarchical\(..., covariance='diagonal'\)"),
         (autoguide.AutoLowRankMultivariateNormal, r"guides.low_rank\(...\)"),
         (autoguide.AutoIAFNormal, r"guides.flow\(...\)"),
         (autoguide.AutoLaplaceApproximation, "guide=None"),
         (autoguide.AutoDelta, "guide=None"),
-        (autoguide.AutoNormal(schools_program), "covariance='diagonal'"),
+        (autoguide.AutoNormal(schools_program), r"pvi.hierarchical\(..., covariance='diagonal'\)"),
     ],
 )
 def test_other_guides_are_refused_in_one_line(build, guide, instead):
