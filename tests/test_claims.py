@@ -278,6 +278,25 @@ def test_every_name_and_file_on_a_page_is_there():
     assert seen > 60
 
 
+def test_every_public_name_in_a_text_or_program_exists():
+    """Names such as `pyrofl.checks.loco`, in prose, in code blocks and in tutorials."""
+    texts = [*ALL_PAGES, *(ROOT / "examples" / "tutorials").rglob("*.*")]
+    missing, seen = set(), 0
+    for path in {p for p in texts if p.suffix in {".md", ".py"} and p.name != "CHANGELOG.md"}:
+        for dotted in re.findall(
+            r"(?<![\w./-])pyrofl((?:\.[A-Za-z_]\w*)+)", path.read_text("utf-8")
+        ):
+            value: object = pyrofl
+            for part in dotted.split(".")[1:]:
+                if not (hasattr(value, part) or _imported(value, part)):
+                    missing.add((path.name, f"pyrofl{dotted}"))
+                    break
+                value = getattr(value, part)
+            seen += 1
+    assert missing == set()
+    assert seen > 300
+
+
 def _imported(home: object, name: str) -> bool:
     try:
         import_module(f"{home.__name__}.{name}")  # type: ignore[attr-defined]

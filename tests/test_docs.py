@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import io
+import json
 import os
 import re
 import runpy
@@ -329,6 +330,62 @@ def test_the_site_fetches_nothing():
     for page in built().rglob("*"):
         if pattern := loads.get(page.suffix):
             assert not re.search(pattern, page.read_text()), page.name
+
+
+def pages_found(site: Path, query: str) -> set[str]:
+    """Return the pages with all words of a query, without the words that the site ignores."""
+    stemmer = pytest.importorskip("snowballstemmer").stemmer
+    text = (site / "searchindex.js").read_text("utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    language = (site / "_static" / "language_data.js").read_text("utf-8")
+    ignored = json.loads(re.findall(r"stopwords = new Set\((\[.*?\])\)", language)[0])
+    words = [word for word in re.findall(r"\w+", query.lower()) if word not in ignored]
+    assert words, query
+    found = []
+    for word in stemmer("english").stemWords(words):
+        numbers = set()
+        for terms in (index["terms"], index["titleterms"]):
+            value = terms.get(word, [])
+            numbers |= {*value} if isinstance(value, list) else {value}
+        found.append({index["docnames"][number] for number in numbers})
+    return set.intersection(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", ["learning rate schedule", "own metric", "stopping rule"])
+def test_the_search_of_the_site_finds_the_page_on_own_networks(query):
+    assert "own_network" in pages_found(built(), query)
+
+
+@pytest.mark.slow
+def test_every_page_has_the_logo_and_the_versions_of_the_site():
+    for page in ("index.html", "made/api/pyrofl.Run.html"):
+        text = shown(page)
+        assert "_static/logo.svg" in text
+        assert re.search(r'class="versions">\s*<summary>\d+\.\d+', text)
+
+
+def test_a_large_module_has_tables_by_subject(monkeypatch):
+    pytest.importorskip("jupytext")
+    monkeypatch.syspath_prepend(DOCS)
+    pages = import_module("making.pages")
+    made = dict(pages.references())
+    for module in ("checks", "figures", "data", "priors"):
+        assert made[f"reference/{module}.md"].count("autosummary::") >= 2, module
+    tables = dict(pages.summaries()["pyrofl.Run"])
+    assert {"save", "to_arviz"} <= {*tables["Methods"]}
+    assert "status" in tables["Properties"]
+
+
+def test_figures_of_pages_can_be_read_on_a_telephone(monkeypatch):
+    """At 390 px, the width of a telephone, text is at least nine pixels high."""
+    pytest.importorskip("jupytext")
+    monkeypatch.syspath_prepend(DOCS)
+    drawn = import_module("making.which").which().decode()
+    points = float(re.findall(r'<svg [^>]*?width="([\d.]+)pt"', drawn)[0])
+    assert 10 * 390 / points >= 9  # text of 10 points
+    readme = import_module("making.readme_figures")
+    assert 10 / 72 * 390 / readme.WIDTH >= 9
 
 
 DRAWING = [

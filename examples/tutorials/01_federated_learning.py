@@ -26,7 +26,7 @@
 # You need gradient descent, the normal distribution and Bayes' rule. No knowledge of federated learning is assumed.
 #
 # **Set up.** Install Python 3.11 or later, Jupyter (`pip install jupyterlab`), and pyrofl: run
-# `pip install -e .` in the folder of pyrofl, which your teacher gives you. All data come with pyrofl. This lesson
+# `pip install -e .` (6 GB, or 2 GB after PyTorch's build for CPUs) in the folder of pyrofl, which your teacher gives you. All data come with pyrofl. This lesson
 # computes for about ten seconds.
 
 # %%
