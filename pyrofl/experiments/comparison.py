@@ -28,7 +28,8 @@ CompareRow = tuple[str, int, str, str, str, float, str]
 """method, seed, model, adaptation, metric, value, tuned: one line of compare.csv."""
 
 SMALLEST = 0.1  # share of the clients that counts as small
-MARKED = "* the best mean of its column; differences from it: on the same seeds, 95% intervals"
+MARKED = "* the best mean of its column; ±: standard error over seeds; "
+MARKED += "minus *: difference from the line with *, 95% interval"
 FEW = {
     1: ["One seed: differences have no interval; use --seeds 3 or more."],
     2: ["Two seeds: intervals of differences are wide; use --seeds 3 or more."],
