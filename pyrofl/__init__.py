@@ -155,6 +155,8 @@ FUNCTIONS = {
     "Privacy": "pyrofl.inference.definition.budget",
     "recordings": "pyrofl.inference.acceleration.recordings",
     "regression": "pyrofl.models.regression",
+    "RegressionClient": "pyrofl.models.regression.remote",
+    "RegressionServer": "pyrofl.models.regression.remote",
     "report": "pyrofl.reports.report",
     "RoundState": "pyrofl.inference.engine.state",
     "Run": "pyrofl.inference.fitted_run.run",

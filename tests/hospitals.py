@@ -18,7 +18,6 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.files import checkpoint_file
 from pyrofl.flower.project import Project
-from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import answered
 from pyrofl.flower.template import new
@@ -26,6 +25,7 @@ from pyrofl.inference.engine.participation import everyone, sample_clients
 from pyrofl.inference.engine.round import run_round
 from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.transport.records import Records, deserialize, serialize
 from pyrofl.tensors import role
 
 NAMES = ("hospital_1", "hospital_2", "hospital_3")

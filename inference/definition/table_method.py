@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
+from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from pyrofl.data.frames import Tables
@@ -38,6 +39,10 @@ class TableMethod(Method):
     def predict_table(self, run: Any, x: Any, client: str | None, own: Any, options: Any) -> Any:
         """Return predictions of the rows of a table."""
 
+    @abstractmethod
+    def derived(self, shared: Tensors) -> Tensors:
+        """Return draws [S, *p] of what follows from draws of the shared sites alone."""
+
 
 def prepare_data(method: Method, data: Federation | Tables) -> Federation:
     """Return the federation that a method's model reads: the given one, or that of the tables.
@@ -58,6 +63,11 @@ def prepare_data(method: Method, data: Federation | Tables) -> Federation:
 def axes_of(method: Method) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
     """Return names of the axes of sites, and labels of the axes, for ArviZ: none by default."""
     return method.axes() if isinstance(method, TableMethod) else ({}, {})
+
+
+def derived_of(method: Method, shared: Tensors) -> Tensors:
+    """Return draws [S, *p] of what follows from draws of the shared sites alone, by name."""
+    return method.derived(shared) if isinstance(method, TableMethod) else {}
 
 
 def variables_of(method: Method) -> dict[str, str] | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
 from pyrofl.inference.definition.seeds import Stream, separate, stream
+from pyrofl.inference.definition.table_method import axes_of, derived_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import Fitted
@@ -36,7 +37,7 @@ from pyrofl.inference.posteriors.corrected import (
     with_shapes,
 )
 from pyrofl.inference.posteriors.draws import draws_specification, posterior
-from pyrofl.inference.posteriors.export import Fact, inference_data
+from pyrofl.inference.posteriors.export import SAMPLES, Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import Request, TermsReply, Weighing, Weights
@@ -216,11 +217,13 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | 
     shared_draws = shared_draws or SharedDraws(shared_posterior(run, draws))
     if not shared_draws.values:
         return None
+    values = shared_draws.values | derived_of(run.method, shared_draws.values)
+    named, coords = axes_of(run.method)
     axes = {
-        name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 1)))
-        for name, value in shared_draws.values.items()
+        name: (*SAMPLES, *named.get(name, [f"{name}_dim_{i}" for i in range(value.dim() - 1)]))
+        for name, value in values.items()
     }
-    groups = {"posterior": {n: v[None] for n, v in shared_draws.values.items()}}
+    groups = {"posterior": {n: v[None] for n, v in values.items()}}
     if (weights := shared_draws.weights) is not None:
         groups["sample_stats"] = {"pareto_k": weights.k, "importance_ess": weights.ess}
         axes |= dict.fromkeys(groups["sample_stats"], ("chain",))
@@ -234,5 +237,5 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | 
         "status": str(run.status),
         "corrected": shared_draws.outcome,
     }
-    coords = {ESTIMATE: ESTIMATES} if weights is not None and weights.shapes else {}
+    coords |= {ESTIMATE: list(ESTIMATES)} if weights is not None and weights.shapes else {}
     return inference_data(groups, axes, coords, None, attrs)

@@ -15,12 +15,100 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyrofl.data import Federation
+from pyrofl.data.outlines import facts, hidden
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import Request
-from pyrofl.inference.posteriors.shared import Report, SharedDraws
+from pyrofl.inference.posteriors.shared import Report, SharedDraws, corrected_shared
 from pyrofl.inference.transport.server import Server
 from pyrofl.inference.transport.wire import MOST_SHOWN, Flat, named_by, number, plain, tensors
 from pyrofl.tensors import Tensors
+
+
+class RepliesNeeded(BaseException):
+    """Signal that replies to an exchange are lacking; it is not an error, see `Correction`."""
+
+    def __init__(self, requests: dict[str, Flat]) -> None:
+        super().__init__("replies are needed")
+        self.requests = requests
+
+
+class Correction:
+    """Correction of posterior draws that can be interrupted between two exchanges.
+
+        correction = Correction(server, outline)
+        while requests := correction.configure_weigh():
+            correction.aggregate_weigh({n: weigh(n, one) for n, one in requests.items()})
+        correction.draws
+
+    where `weigh` calls `Client.weigh` at a client. Everything follows from the server's state and
+    the replies so far, so that `Correction(server, outline, replies=correction.replies)` continues
+    in another process.
+
+    Args:
+        server: the server after the last round.
+        outline: the clients without rows, see `pyrofl.data.outlines.outline`.
+        draws: number of draws.
+        holders: as in `Server.configure_train`.
+        replies: `replies` of an earlier correction of the same round.
+
+    Attributes:
+        replies: replies to each exchange so far, by machine.
+        draws: the corrected draws; None before the last exchange.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        outline: Federation,
+        draws: int = 1000,
+        holders: Mapping[str, Sequence[str]] | None = None,
+        replies: Sequence[Mapping[str, Mapping[str, Any]]] = (),
+    ) -> None:
+        method = server.at(max(server.state.number - 1, 0))
+        self.server, self.holders, self.count = server, holders, draws
+        self._run = Run(method, hidden(facts(outline)), server.state, server.seed)
+        self.replies = [dict(one) for one in replies]
+        self.draws: SharedDraws | None = None
+        self._requests: dict[str, Flat] = {}
+        self._proceed()
+
+    def configure_weigh(self) -> dict[str, Flat]:
+        """Return the requests of the next exchange, for `Client.weigh`; none after the last."""
+        return dict(self._requests)
+
+    def aggregate_weigh(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add the replies to the last requests; nothing changes if one of them is invalid.
+
+        Raises:
+            ValueError: if a reply is missing or invalid, with the name of its sender.
+        """
+        if not self._requests:
+            raise ValueError("the correction is complete; expected no further replies")
+        reasons = invalid_weights(self.server, replies, self._requests, self.holders)
+        if reasons:
+            raise ValueError("; ".join(f"{name}: {why}" for name, why in reasons.items()))
+        self.replies.append({name: replies[name] for name in self._requests})
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """Run the correction up to the exchange whose replies are lacking, or to its end."""
+        self._requests = {}
+        try:
+            self.draws = corrected_shared(self._run, self._report(), self.count)
+        except RepliesNeeded as needed:
+            self._requests = needed.requests
+
+    def _report(self) -> Report:
+        def send(requests: dict[str, Flat]) -> Mapping[str, Mapping[str, Any]]:
+            number = next(iter(requests.values()))["exchange"]
+            if number >= len(self.replies):
+                raise RepliesNeeded(requests)
+            return self.replies[number]
+
+        return reporter(self.server, send, self.holders)
+
 
 Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
 """Requests -> replies of `Client.weigh`, by machine."""
@@ -62,7 +150,7 @@ def reporter(
                 try:
                     ids = [names.index(name) for name in clients_by_holder[holder]]
                     log_likelihoods[:sets, :, ids] = _read(
-                        answers, holder, len(noise), sets, exchange
+                        answers, holder, requests[holder], clients_by_holder
                     )
                 except Exception as error:  # whatever a reply of others causes
                     reasons[holder] = plain(str(error), 2 * MOST_SHOWN)
@@ -78,30 +166,48 @@ def reporter(
             advice="run the last exchange again with all clients",
         )
 
-    def _read(
-        answers: Mapping[str, Mapping[str, Any]],
-        holder: str,
-        draws: int,
-        sets: int,
-        exchange: int,
-    ) -> Tensor:
-        """Return the tensors of a reply, [sets, S, C]; raise ValueError if it is invalid."""
-        expected_names = clients_by_holder[holder]
-        if holder not in answers:
-            raise ValueError("no reply")
-        answer = answers[holder]
-        if why := _refusal(answer):
-            raise ValueError(why)
-        got = (
-            named_by(holder, answer, clients_by_holder),
-            number(answer, "round"),
-            number(answer, "exchange"),
-        )
-        if got != (expected := (tuple(expected_names), server.state.number, exchange)):
-            raise ValueError(f"its reply is of {got}; expected {expected}")
-        return _parts(tensors("up", answer), len(expected_names), draws, sets)
-
     return report
+
+
+def invalid_weights(
+    server: Server,
+    replies: Mapping[str, Mapping[str, Any]],
+    requests: Mapping[str, Flat],
+    holders: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, str]:
+    """Return why replies to requests of an exchange are invalid, by machine."""
+    names = server.roster.names
+    clients_by_holder = {name: (name,) for name in names} if holders is None else holders
+    reasons = {}
+    for holder, request in requests.items():
+        try:
+            _read(replies, holder, request, clients_by_holder)
+        except Exception as error:  # whatever a reply of others causes
+            reasons[holder] = plain(str(error), 2 * MOST_SHOWN)
+    return reasons
+
+
+def _read(
+    answers: Mapping[str, Mapping[str, Any]],
+    holder: str,
+    request: Flat,
+    clients_by_holder: Mapping[str, Sequence[str]],
+) -> Tensor:
+    """Return the tensors of a reply, [sets, S, C]; raise ValueError if it is invalid."""
+    names, draws = clients_by_holder[holder], request["shared/noise"].shape[1]
+    if holder not in answers:
+        raise ValueError("no reply")
+    answer = answers[holder]
+    if why := _refusal(answer):
+        raise ValueError(why)
+    got = (
+        named_by(holder, answer, clients_by_holder),
+        number(answer, "round"),
+        number(answer, "exchange"),
+    )
+    if got != (expected := (tuple(names), request["round"], request["exchange"])):
+        raise ValueError(f"its reply is of {got}; expected {expected}")
+    return _parts(tensors("up", answer), len(names), draws, request["sets"])
 
 
 def _refusal(answer: Any) -> str:

@@ -27,6 +27,12 @@ from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
+from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.monitoring.status import (
+    ConvergenceMonitor,
+    ConvergenceStatus,
+    trained_by,
+)
 from pyrofl.inference.privacy.sampling import refuse_other_sampling
 from pyrofl.inference.transport.replies import (
     Received,
@@ -51,6 +57,7 @@ class Server:
     Attributes:
         state: the last `RoundState`, without client states.
         accepted: [J] int64, last round of every client with an aggregated message; 0 is none.
+        records: record of each round.
 
     Args:
         method: a method, or round number (from 0) -> method, built as at the clients.
@@ -91,6 +98,7 @@ class Server:
         self._holders = dict.fromkeys(("train", "evaluate"), self._clients_by_holder(None))
         self._questions: list[Flat] = []
         self.state = first(self.at(0), self.roster, self.seed)
+        self.records: list[RoundRecord] = []
         if self.file is not None and self.file.exists():
             self._take_up(checkpoint_file.read(self.file, self._about))
 
@@ -128,8 +136,17 @@ class Server:
                 uses the folder.
         """
         with self._held():
+            old = self.state
             self._merge(replies)
+            method = self.at(old.number)
+            self.records.append(RoundRecord.of(self.state, old, method, seconds=0.0))
         return self.state
+
+    @property
+    def status(self) -> ConvergenceStatus:
+        """Convergence status after the last round, as `Run.status` without corrected draws."""
+        method = self.at(max(self.state.number - 1, 0))
+        return ConvergenceMonitor(self.records, trained_by(method), set[str]).status()
 
     def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
         """Validate and aggregate the replies, and store the new round state."""
@@ -293,6 +310,7 @@ class Server:
         return {
             "round": self.state.number,
             "accepted": self.accepted,
+            "records": [vars(record) for record in self.records],
             **under("state", self.state.server),
             **under("form", {n: v[:0] for n, v in self.state.message.items()}),
         }
@@ -323,6 +341,7 @@ class Server:
             f"checkpoint {self.file}", content["method"], described(self.at(0))
         )
         self.accepted = content["accepted"].clone()
+        self.records = [RoundRecord(**fields) for fields in content["records"]]
         self.state = replace(
             self.state,
             number=content["round"],

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any
 
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.models import pvi
-from pyrofl.models.hierarchical import hierarchical
-from pyrofl.models.regression.data_checks import warn_of_design
-from pyrofl.models.regression.design import Design, make_design
-from pyrofl.models.regression.families import DOMAINS, LINKS, family_of
-from pyrofl.models.regression.formula import read_all, with_weights
+from pyrofl.models.regression.agreement import Agreement
+from pyrofl.models.regression.building import Settings, agree, make_method
 from pyrofl.models.regression.method import Regression
-from pyrofl.models.regression.ordinal import check_order
-from pyrofl.models.regression.priors import make_priors
-from pyrofl.models.regression.program import compile_program, source
-from pyrofl.models.regression.rows import frames_of
-from pyrofl.models.regression.table_checks import warn_of_tables
 
 __all__ = ["Regression", "regression"]
 
@@ -98,77 +88,8 @@ def regression(
         sd_client ~ HalfNormal(2.569)
         sigma ~ Exponential(0.9733)
     """
-    kind = family_of(family)
-    named = kind.link(link)
-    parts = with_weights(read_all(formula, kind.auxiliary), weights)
-    design = make_design(parts, data, kind, client=client, namespace=namespace or {})
-    _refuse_unsupported(design, family)
-    if kind.kind == "ordinal":
-        check_order(design.formula.response, frames_of(data, client))
-    design.check_columns()
-    design.check_responses()
-    warn_of_tables(design, frames_of(data, client))
-    warn_of_design(design)
-    chosen = make_priors(design, named, priors or {})
-    text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)
-    prepared = design.federation()
-    build = hierarchical if kind.is_smooth else pvi.hierarchical
-    method = build(compile_program(text), prepared, shared=" ".join(shared))
-    regression_fields: dict[str, Any] = {
-        "design": design,
-        "chosen": chosen,
-        "text": text,
-        "link": named,
-        "center": center,
-    }
-    return Regression(**vars(method), **regression_fields)
-
-
-def _refuse_unsupported(design: Design, family: str) -> None:
-    """Raise ValueError for combinations that have no program yet."""
-    kind, formula = design.family.kind, design.formula
-    if design.family.column == "trials" and "trials" not in formula.columns:
-        raise ValueError(
-            f"family {family} needs the number of trials; expected p({formula.response}, trials) "
-            "as the response"
-        )
-    for role in formula.columns:
-        if role not in (design.family.column, "weights", *design.family.additions):
-            raise ValueError(
-                f"the response has a column of {role}, which family {family} does not read; "
-                f"expected {formula.response} alone, or another family"
-            )
-    for name, value in formula.values.items():
-        domain = DOMAINS[LINKS[name]]
-        low, high = {"numbers": (-inf, inf), "positive numbers": (0, inf)}.get(domain, (0, 1))
-        if not low < value < high:
-            raise ValueError(f"{name} is {value:g}; expected {domain}")
-    if (
-        "sigma" in {*formula.parameters, *formula.values}
-        and "se" in formula.columns
-        and not formula.adds_sigma
-    ):
-        raise ValueError(
-            f"sigma is given, but the standard errors are known; expected "
-            f"se({formula.columns['se']}, sigma=True), or no sigma"
-        )
-    if kind == "cox" and not design.terms:
-        raise ValueError(
-            f"family {family} needs a predictor, as it leaves the baseline hazard open"
-        )
-    if kind == "cox" and design.groups:
-        raise ValueError(f"family {family} has no group terms; expected population terms only")
-    for one in design.groups if kind == "categorical" else ():
-        if one.is_correlated:
-            text, name = one.group.text, one.group.name
-            raise ValueError(
-                f"family {family} has no correlations of effects; expected ({text} || {name})"
-            )
-    if kind == "categorical" and design.population.offsets:
-        raise ValueError(f"family {family} has no offsets; expected a formula without offset()")
-    if kind in ("categorical", "ordinal") and not design.population.has_intercept:
-        raise ValueError(f"family {family} needs an intercept; expected a formula without '0 +'")
-    if kind == "ordinal" and not design.answers:
-        raise ValueError(
-            f"response {formula.response} is an expression; expected a column of ordered levels"
-        )
+    settings = Settings(
+        formula, family, link, priors, weights, center, client, dict(namespace or {})
+    )
+    design, chosen = agree(settings, data, Agreement())
+    return make_method(settings, design, chosen, design.federation())

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pyrofl.models.regression.rows import Clients, mean_of, quantiles, total
+from pyrofl.models.regression.agreement import Report
+from pyrofl.models.regression.rows import Clients, moments_of, quantiles, total
 
 UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
 IN_R = {
@@ -71,10 +72,9 @@ class Columns:
             for component in getattr(term, "components", ()):
                 for call in _calls(getattr(component, "call", None)):
                     self._agree(call)
-        first = next(iter(clients.frames.values()))
         try:
             with np.errstate(all="ignore"):
-                self.model.eval(clients.padded(first)[0], self._env)
+                self.model.eval(clients.padded(clients.example)[0], self._env)
         except Exception as error:
             raise ValueError(f"{text!r} cannot be evaluated: {_line(error)}") from error
         terms = self.model.common_terms
@@ -84,7 +84,8 @@ class Columns:
         self.labels = [label for term in self.terms for label in term.labels]
         if twice := [label for label in self.labels if self.labels.count(label) > 1]:
             raise ValueError(f"{text!r} has two columns named {twice[0]}; expected distinct names")
-        self._refuse_other_rows(first)
+        if clients.frames:
+            self._refuse_other_rows(clients.example)
 
     def _refuse_other_rows(self, frame: pd.DataFrame) -> None:
         """Raise ValueError if the columns of a row depend on other rows of the client."""
@@ -151,10 +152,18 @@ class Columns:
                 raise ValueError(f"{key} cannot be evaluated: {_line(error)}") from error
         call.stateful_transform = self._known[key]
 
-    def _learn_range(self, call: Any, arrays: list[np.ndarray]) -> None:
+    def _learn_range(self, call: Any) -> Curve:
         """Store the range of the variable of a spline or polynomial."""
-        low, high = (end(end(x.tolist()) for x in arrays) for end in (min, max))
-        self._curves[str(call)] = Curve(str(call.args[0]), self._values(call), low, high)
+        values = self._values(call)
+        low, high = self.clients.agree(
+            f"{call}: range",
+            lambda frame: [min(x := values(frame).tolist()), max(x)],
+            lambda reports: [
+                end(one[k] for one in reports.values()) for k, end in enumerate((min, max))
+            ],
+        )
+        self._curves[str(call)] = curve = Curve(str(call.args[0]), values, low, high)
+        return curve
 
     def _values(self, call: Any) -> Callable[[pd.DataFrame], np.ndarray]:
         """Return the function of a table that evaluates the first argument of a call."""
@@ -167,18 +176,24 @@ class Columns:
 
     def _given(self, call: Any, function: Any) -> dict[str, Any]:
         """Return the arguments of a call after the first, by name."""
-        first = self.clients.padded(next(iter(self.clients.frames.values())))[0]
+        first = self.clients.padded(self.clients.example)[0]
         args = [arg.eval(first, self._calls) for arg in call.args]
         kwargs = {n: arg.eval(first, self._calls) for n, arg in call.kwargs.items()}
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(list(bound.arguments.items())[1:])
 
+    def _moments(self, call: Any) -> tuple[Any, Any]:
+        """Return mean and mean square deviation of the first argument of a call."""
+        values = self._values(call)
+        name = f"{call.args[0]}: mean and spread"
+        return moments_of(self.clients, name, lambda frame: {"values": values(frame)})["values"]
+
     def _center(self, call: Any) -> Any:
         from formulae.transforms import Center
 
         transform = Center()
-        transform.mean, _ = mean_of(self.clients, self._values(call))
+        transform.mean, _ = self._moments(call)
         transform.params_set = True
         return transform
 
@@ -186,7 +201,7 @@ class Columns:
         from formulae.transforms import Scale
 
         transform = Scale()
-        transform.mean, square = mean_of(self.clients, self._values(call))
+        transform.mean, square = self._moments(call)
         transform.std = np.sqrt(square)  # of each column, as of poly()
         transform.params_set = True
         return transform
@@ -199,20 +214,16 @@ class Columns:
         arguments = self._given(call, transform.__call__)
         if arguments["degree"] < 1:
             raise ValueError(f"its degree is {arguments['degree']}; expected at least 1")
-        arrays = self.clients.report(self._values(call))
-        self._learn_range(call, arrays)
-        before = [np.zeros_like(x) for x in arrays]
-        now = [np.ones_like(x) for x in arrays]
+        values = self._learn_range(call).values
         for k in range(arguments["degree"] + 1):
-            transform.norms2[k] = total([(p**2).sum() for p in now])
-            transform.alpha[k] = total([(x * p**2).sum() for x, p in zip(arrays, now, strict=True)])
-            transform.alpha[k] /= transform.norms2[k]
-            beta = transform.norms2[k] / transform.norms2[k - 1] if k else 0.0
-            after = [
-                (x - transform.alpha[k]) * p - beta * q
-                for x, p, q in zip(arrays, now, before, strict=True)
-            ]
-            before, now = now, after
+
+            def sums(frame: pd.DataFrame, k: int = k) -> Report:
+                x = values(frame)
+                p = _orthogonal(x, k, transform.alpha, transform.norms2)
+                return [float((p**2).sum()), float((x * p**2).sum())]
+
+            norm, product = self.clients.agree(f"{call}: sums of degree {k}", sums, _totals)
+            transform.norms2[k], transform.alpha[k] = norm, product / norm
         return transform
 
     def _spline(self, call: Any) -> Any:
@@ -222,26 +233,59 @@ class Columns:
 
         transform = BSpline()
         arguments = self._given(call, transform.__call__)
-        arrays = self.clients.report(self._values(call))
-        self._learn_range(call, arrays)
-        for name, extreme in (("lower_bound", min), ("upper_bound", max)):
+        curve = self._learn_range(call)
+        for name, extreme in (("lower_bound", curve.low), ("upper_bound", curve.high)):
             if arguments[name] is None:
-                arguments[name] = extreme(extreme(x.tolist()) for x in arrays)
+                arguments[name] = extreme
         center = (
             arguments["center"] if arguments["intercept"] is None else not arguments["intercept"]
         )
         if arguments["knots"] is None and arguments["df"] is not None:
             inner = arguments["df"] - arguments["degree"] - 1 + bool(center)
             parts = np.linspace(0, 1, max(inner, 0) + 2)[1:-1].tolist()
-            arguments["knots"] = quantiles(arrays, parts)
+            arguments["knots"] = self._quantiles(call, curve, parts)
             arguments["df"] = (
                 arguments["df"] if inner < 0 else None
             )  # formulae refuses too small a df
         transform(np.array([arguments["lower_bound"], arguments["upper_bound"]]), **arguments)
         if center:
-            sums = total([transform._eval_basis(x).sum(0) for x in arrays])
-            transform._centering_matrix = get_centering_matrix(sums[None] / sum(map(len, arrays)))
+            sums = self.clients.agree(
+                f"{call}: sums of the basis",
+                lambda frame: transform._eval_basis(curve.values(frame)).sum(0).tolist(),
+                _totals,
+            )
+            transform._centering_matrix = get_centering_matrix(
+                np.array(sums)[None] / self.clients.rows
+            )
         return transform
+
+    def _quantiles(self, call: Any, curve: Curve, parts: list[float]) -> list[float]:
+        """Return quantiles of the variable of a spline, by counts up to bounds."""
+
+        def below(bounds: np.ndarray, exchange: int) -> list[int]:
+            def counts(frame: pd.DataFrame) -> Report:
+                return np.searchsorted(np.sort(curve.values(frame)), bounds, side="right").tolist()
+
+            result: list[int] = self.clients.agree(f"{call}: counts {exchange}", counts, _totals)
+            return result
+
+        return quantiles(below, self.clients.rows, (curve.low, curve.high), parts)
+
+
+def _totals(reports: Mapping[str, Report]) -> Report:
+    """Return the sum of the clients' lists of numbers."""
+    return total([*reports.values()]).tolist()
+
+
+def _orthogonal(
+    x: np.ndarray, degree: int, alpha: Mapping[int, float], norms: Mapping[int, float]
+) -> np.ndarray:
+    """Return the orthogonal polynomial of a degree at x [N], given the sums of lower degrees."""
+    before, now = np.zeros_like(x), np.ones_like(x)
+    for k in range(degree):
+        beta = norms[k] / norms[k - 1] if k else 0.0
+        before, now = now, (x - alpha[k]) * now - beta * before
+    return now
 
 
 def described(text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -14,13 +15,25 @@ import torch
 from numpy.typing import NDArray
 
 from pyrofl.data import Federation
+from pyrofl.data.outlines import outline
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
+from pyrofl.models.regression.agreement import Agreement, Report
 from pyrofl.models.regression.columns import Columns, Namespace, variables
 from pyrofl.models.regression.families import SUPPORTS, Family
 from pyrofl.models.regression.formula import Formula, Group
-from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, kind_of, tensor
+from pyrofl.models.regression.rows import (
+    COLUMNS,
+    MOST_LEVELS,
+    Clients,
+    Level,
+    agreed,
+    frames_of,
+    kind_of,
+    refuse_levels,
+    tensor,
+)
 
 Kind = Literal["client", "nested", "shared"]
 OFFSET, OF_RESPONSE = "sum of offsets", " of the response"  # columns of x that are no terms
@@ -36,8 +49,10 @@ class Grouped:
         columns: its columns.
         kind: "client" if a level is a client, "nested" if a level belongs to one client, "shared"
             if several clients have it.
-        levels: "shared": all levels; "nested": client -> its levels.
+        levels: "shared": all levels; "nested": client -> its levels, of the clients that are here.
         answers: levels of a categorical response but the first, each of which has coefficients.
+        most: "nested": largest number of levels of a client.
+        texts: "nested": labels of the levels of each client.
     """
 
     group: Group
@@ -45,6 +60,8 @@ class Grouped:
     kind: Kind
     levels: Mapping[str, tuple[Level, ...]]
     answers: tuple[Level, ...] = ()
+    most: int = 1
+    texts: tuple[str, ...] = ()
 
     @property
     def parameter(self) -> str:
@@ -88,7 +105,7 @@ class Grouped:
     @property
     def count(self) -> int:
         """Number of levels: of all clients if shared, else the largest number of a client."""
-        return max(map(len, self.levels.values()), default=1)
+        return max([self.most, *map(len, self.levels.values())])
 
     def factors(self, client: str) -> tuple[str, ...]:
         """Return the factors that distinguish levels of one client."""
@@ -174,9 +191,9 @@ class Design:
 
     def level_of(self, site: str) -> str:
         """Return the value of the client column at a client; of a new client, its name."""
-        if site not in self.clients.frames:
-            return site
-        return str(self.clients.frames[site][self.client].iloc[0])
+        if site in self.clients.frames:
+            return str(self.clients.frames[site][self.client].iloc[0])
+        return str(self.clients.roster.get("values", {}).get(site, site))
 
     def constant(self, role: str) -> float | None:
         """Return the number of trials, or so, if it is one for all rows; 1 for events."""
@@ -190,24 +207,29 @@ class Design:
         value = self.constant(role)
         return f"x[..., {self.places[role + OF_RESPONSE]}]" if value is None else f"{value:g}"
 
-    def x(self, frame: pd.DataFrame, site: str) -> np.ndarray:
-        """Return the columns of x of a client's rows, [N, P]."""
-        places = self.places
+    def columns(self, frame: pd.DataFrame) -> dict[str, np.ndarray]:
+        """Return the columns of x of a client's rows, [N] each, without indices of levels."""
         values: dict[str, Any] = {}
         for parameter, columns in self.predictors.items():
             values |= zip(columns.labels, columns.evaluate(frame).T, strict=True)
             if columns.offsets:
                 values[offset_of(parameter)] = columns.offset(frame)
         for role in self.roles:
-            if role + OF_RESPONSE in places:
+            if role + OF_RESPONSE in self.places:
                 values[role + OF_RESPONSE] = self.of_response(role, frame)
         for one in self.groups:
             for name, column in zip(one.columns.labels, one.columns.evaluate(frame).T, strict=True):
                 values.setdefault(name, column)
+        return values
+
+    def x(self, frame: pd.DataFrame, site: str) -> np.ndarray:
+        """Return the columns of x of a client's rows, [N, P]."""
+        values = self.columns(frame)
+        for one in self.groups:
             if one.kind != "client":
                 values[f"level of {one.group.name}"] = one.codes(frame, site, self.client)
         values.setdefault("none", np.zeros(len(frame)))
-        return np.column_stack([values[name] for name in places]).astype(np.float64)
+        return np.column_stack([values[name] for name in self.places]).astype(np.float64)
 
     def of_response(self, role: str, frame: pd.DataFrame) -> np.ndarray:
         """Return a further column of the response, such as "trials", or "weights", [N]."""
@@ -252,9 +274,6 @@ class Design:
                     )
             for name, values in zip(self.places, self.x(frame, site).T, strict=True):
                 _refuse_large(f"{site}: {name}", values)
-        whole = [self.x(frame, site) for site, frame in self.clients.frames.items()]
-        for place, name in enumerate(self.places):
-            _refuse_tiny(name, [values[:, place] for values in whole])
 
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
@@ -270,8 +289,13 @@ class Design:
                     f"{int(bad.argmax())}; expected {SUPPORTS[self.family.support]}"
                 )
             _refuse_large(f"{site}: response {self.formula.response}", y)
-        responses = [self.y(frame) for frame in self.clients.frames.values()]
-        _refuse_tiny(f"response {self.formula.response}", responses)
+
+    def outline(self) -> Federation:
+        """Return a federation of the shapes that all clients agree on, without rows."""
+        agreed_facts = self.clients.agreement.results[COLUMNS]
+        count, largest = agreed_facts["clients"], agreed_facts["largest"]
+        names, sizes = [f"client {j}" for j in range(count)], [largest, *[1] * (count - 1)]
+        return outline(names, sizes, (len(self.places),), dtype=torch.float64)
 
     def _check_role(self, role: str, site: str, frame: pd.DataFrame) -> None:
         """Raise ValueError if a further column of the response has impossible values."""
@@ -288,7 +312,10 @@ class Design:
             raise ValueError(f"{site}: {name} is {values[row]:g} in row {row}; expected {words}")
 
     def federation(self) -> Federation:
-        """Return the federation that the generated program reads, in double precision."""
+        """Return the federation that the generated program reads, in double precision.
+
+        It has the clients whose rows are here.
+        """
         frames = self.clients.frames
         x = [tensor(self.x(frame, site)) for site, frame in frames.items()]
         y = [tensor(self.y(frame)) for frame in frames.values()]
@@ -298,17 +325,22 @@ class Design:
         if "weights" in self.formula.columns:
             parts = [tensor(self.of_response("weights", frame)) for frame in frames.values()]
             weights = torch.cat(parts)
-        names = tuple(self.places)
-        preprocessor = Preprocessor(tuple(map(Prepared, names)))
         return Federation(
             torch.cat(x),
             torch.cat(y),
             rows,
             [torch.arange(0)] * len(rows),
             tuple(frames),
-            source=Source(self.formula.response, names, preparation=preprocessor),
+            source=self.source,
             weights=weights,
         )
+
+    @property
+    def source(self) -> Source:
+        """Names of the response and of the columns of x."""
+        names = tuple(self.places)
+        preprocessor = Preprocessor(tuple(map(Prepared, names)))
+        return Source(self.formula.response, names, preparation=preprocessor)
 
 
 def make_design(
@@ -318,13 +350,23 @@ def make_design(
     *,
     client: str,
     namespace: Namespace,
+    agreement: Agreement | None = None,
 ) -> Design:
-    """Return the design that the clients agree on; see `regression`."""
+    """Return the design that the clients agree on; see `regression`.
+
+    Args:
+        formula: the formula.
+        data: tables of the clients that are here; None at a server.
+        family: the family of the responses.
+        client: name of the column that identifies the client.
+        namespace: name -> function or value that the formula may use.
+        agreement: results of all clients' rows; None if all rows are here.
+    """
     right = [formula.population, *formula.parameters.values()]
     right += [group.text for group in formula.groups]
     seen = [variables(text) for text in right]
     names, factors = (set().union(*part) for part in zip(*seen, strict=True))
-    frames = frames_of(data, client)
+    frames = {} if data is None else frames_of(data, client)
     columns = {str(name) for frame in frames.values() for name in frame.columns}
     names -= set(namespace) - columns
     factors |= {name for group in formula.groups for name in group.factors}
@@ -340,7 +382,10 @@ def make_design(
     categorical = sorted(factors | {client})
     if family.kind in ("ordinal", "categorical") and plain:
         categorical.append(formula.response)
-    clients = agreed(frames, list(dict.fromkeys(used)), categorical)
+    listed_names = names | (answer if plain else set())
+    hidden = [name for name in categorical if name not in listed_names]
+    agreement = agreement or Agreement()
+    clients = agreed(frames, list(dict.fromkeys(used)), categorical, hidden, client, agreement)
     answers = clients.levels.get(formula.response, ()) if plain else ()
     answers = _check_answers(formula, family, answers)
     # The levels of grouping factors may be many; only those of the columns' own factors matter.
@@ -422,13 +467,83 @@ def _grouped(
     grouped = Grouped(group, columns, "client", {}, answers)
     if not own:
         return grouped
+    result = clients.agree(
+        f"levels of {group.name}",
+        lambda frame: [_digest(level) for level in _distinct(frame, own)],
+        lambda reports: _kind_of_levels([*reports.values()], client in group.factors),
+        lambda report: refuse_levels(group.name, report),
+    )
+    if result["kind"] == "client":
+        return grouped
+    is_shared = result["kind"] == "shared"
+    texts: Sequence[Level] = range(1, result["most"] + 1)
+    if result["is_named"]:
+        texts = clients.agree(
+            f"names of levels of {group.name}",
+            lambda frame: [*map(_plain_level, _distinct(frame, own))],
+            lambda reports: _named_levels([*reports.values()], is_shared),
+            lambda report: _refuse_names(group.name, report, len(own)),
+        )
+        texts = [tuple(level) if isinstance(level, list) else level for level in texts]
+    if is_shared:
+        return replace(grouped, kind="shared", levels={"": tuple(texts)})
     seen = {site: _distinct(frame, own) for site, frame in clients.frames.items()}
-    every = [level for levels in seen.values() for level in levels]
-    if client in group.factors or len(set(every)) == len(every):
-        if all(len(levels) == 1 for levels in seen.values()):
-            return grouped
-        return replace(grouped, kind="nested", levels=seen)
-    return replace(grouped, kind="shared", levels={"": tuple(sorted(set(every)))})
+    labels = tuple(map(level_text, texts))
+    return replace(grouped, kind="nested", levels=seen, most=result["most"], texts=labels)
+
+
+def _kind_of_levels(each: Sequence[Sequence[str]], is_of_client: bool) -> Report:
+    """Return whose levels the clients' levels are, given their digests in order.
+
+    Levels that several clients have are named to all, and so are those of each client if they are
+    the same for all clients.
+    """
+    every = [level for levels in each for level in levels]
+    most = max(map(len, each))
+    if is_of_client or len(set(every)) == len(every):
+        longest = max(each, key=len)
+        is_one = all(list(levels) == list(longest[: len(levels)]) for levels in each)
+        kind = "client" if most == 1 else "nested"
+        return {"kind": kind, "most": most, "is_named": kind == "nested" and is_one}
+    return {"kind": "shared", "most": 1, "is_named": True}
+
+
+def _named_levels(each: Sequence[Sequence[Report]], is_shared: bool) -> list[Report]:
+    """Return the union of the clients' levels in order, or the longest list."""
+    if not is_shared:
+        return [*max(each, key=len)]
+    tuples = {tuple(level) if isinstance(level, list) else level for one in each for level in one}
+    return [_plain_level(level) for level in sorted(tuples)]
+
+
+def _refuse_names(name: str, report: Report, factors: int) -> None:
+    """Raise ValueError unless a report is a list of levels, of one factor or of several."""
+    if factors == 1:
+        refuse_levels(name, report)
+        return
+    if not isinstance(report, list) or not 0 < len(report) <= MOST_LEVELS:
+        raise ValueError(f"{name}: got no levels; expected 1 to {MOST_LEVELS:,} levels")
+    for level in report:
+        if not isinstance(level, list) or len(level) != factors:
+            raise ValueError(f"{name}: got a level that is no list of {factors}")
+        for one in level:
+            refuse_levels(name, [one])
+
+
+def _plain_level(level: Level) -> Report:
+    """Return a level, or a list of the levels of several factors."""
+    return list(level) if isinstance(level, tuple) else level
+
+
+def _digest(level: Level) -> str:
+    """Return a hash of a level, which is equal for equal numbers of different types."""
+    if isinstance(level, tuple):
+        text = " ".join(map(_digest, level))
+    elif isinstance(level, bool | int | float):
+        text = repr(float(level))
+    else:
+        text = f"{type(level).__name__} {level}"
+    return sha256(text.encode()).hexdigest()[:32]
 
 
 def level_text(level: Level) -> str:
@@ -458,9 +573,8 @@ def _refuse_large(what: str, values: NDArray[np.float64]) -> None:
         )
 
 
-def _refuse_tiny(what: str, clients: Sequence[NDArray[np.float64]]) -> None:
-    """Raise ValueError if the squares of a column's numbers of all clients are 0."""
-    size = max(float(np.abs(values).max(initial=0.0)) for values in clients)
+def refuse_tiny(what: str, size: float) -> None:
+    """Raise ValueError if the squares of a column's numbers, of at most this size, are 0."""
     if 0 < size < 1 / LARGEST:
         raise ValueError(
             f"{what} is at most {size:g}; expected numbers of at least {1 / LARGEST:g}, or 0: use "

@@ -30,7 +30,6 @@ from pyrofl.models.regression.prediction import (
 )
 from pyrofl.models.regression.priors import of
 from pyrofl.models.regression.program import coefficients
-from pyrofl.models.regression.rows import mean_of
 
 __all__ = ["conditional", "forest", "groups", "predict", "ratios"]
 
@@ -325,16 +324,15 @@ def conditional(
 
 def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> list[Any]:
     """Return the levels of a column, or numbers by steps in standard deviations from the mean."""
-    first = next(iter(design.clients.frames.values()))
     if name in design.clients.levels:
         return list(design.clients.levels[name])
-    if first[name].dtype.kind == "b":
+    if design.clients.template[name].dtype.kind == "b":
         return [False, True]
-    mean, square = mean_of(design.clients, lambda frame: frame[name].to_numpy())
-    values = np.array([float(mean + step * np.sqrt(square)) for step in steps])
-    ends = design.clients.report(lambda frame: (frame[name].min(), frame[name].max()))
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    inside = np.clip(values, low, high)  # beyond them, a logarithm may not be defined
+    number = design.clients.numbers[name]
+    values = np.array([float(number["mean"] + step * number["square"] ** 0.5) for step in steps])
+    inside = np.clip(
+        values, number["low"], number["high"]
+    )  # beyond them, a logarithm may not be defined
     if steps[0] == -WIDE and not np.array_equal(inside, values):
         inside = np.linspace(inside[0], inside[-1], len(values))
     return [float(value) for value in inside]

@@ -14,10 +14,11 @@ from pyrofl.data.tables.wording import listed
 from pyrofl.inference.definition.table_method import TableMethod
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.evaluation.predictions import PredictionOptions, Predictions
-from pyrofl.models.regression.design import Design, Grouped, level_text, make_design
-from pyrofl.models.regression.prediction import predict_rows
+from pyrofl.models.regression.design import Design, level_text, make_design
+from pyrofl.models.regression.prediction import derived_sites, predict_rows
 from pyrofl.models.regression.priors import Priors, of, printed
-from pyrofl.models.regression.program import coefficients
+from pyrofl.models.regression.program import coefficients, compile_program
+from pyrofl.tensors import Tensors
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +90,11 @@ class Regression(TableMethod):
             )
         return predict_rows(run, x, client, **options)
 
+    def derived(self, shared: Tensors) -> Tensors:
+        """Return draws of the intercept, of correlations and of cut points, by name."""
+        assert self.design is not None
+        return derived_sites(compile_program(self.text), self.design, shared)
+
     def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
         """Return names of the axes of sites, and labels of the axes, for ArviZ."""
         assert self.design is not None
@@ -156,18 +162,7 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
             coords[name] = levels
         elif one.kind == "nested":
             dims[f"r_{name}"] = (f"{name}_level", *effect)
-            coords[f"{name}_level"] = _nested_levels(one)
+            coords[f"{name}_level"] = list(one.texts)
         else:
             dims[f"r_{name}"] = effect
     return {n: axes for n, axes in dims.items() if axes}, coords
-
-
-def _nested_levels(one: Grouped) -> list[str]:
-    """Return labels of the levels of each client: their names if equal for all, else numbers."""
-    names = [[*map(level_text, levels)] for levels in one.levels.values()]
-    places = range(one.count)
-    levels_by_place = [{own[place] for own in names if place < len(own)} for place in places]
-    same = all(len(some) == 1 for some in levels_by_place)
-    return (
-        [some.pop() for some in levels_by_place] if same else [str(place + 1) for place in places]
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from pyrofl.data.tables.wording import listed
+from pyrofl.models.regression.agreement import Report
 from pyrofl.models.regression.design import Design
 from pyrofl.user_warnings import warn_user
 
@@ -60,15 +61,19 @@ def _unknown_order(name: str, frames: Mapping[str, pd.DataFrame]) -> str:
     return f"response {name} holds text, whose order is unknown; declare it: {cure}"
 
 
-def gaps(design: Design) -> list[str]:
-    """Return texts on whole numbers and on declared categories that no row has."""
+def gaps(design: Design, reports: Sequence[Report]) -> list[str]:
+    """Return texts on whole numbers and on declared categories that no row has.
+
+    Args:
+        design: the design.
+        reports: of each client, with "seen": whether it has each category.
+    """
     if design.family.kind != "ordinal":
         return []
     name, levels = design.formula.response, design.answers
-    first = next(iter(design.clients.frames.values()))[name]
-    if isinstance(first.dtype, pd.CategoricalDtype):
-        seen = {int(code) for codes in design.clients.report(design.y) for code in np.unique(codes)}
-        unused = [str(level) for code, level in enumerate(levels) if code not in seen]
+    if isinstance(design.clients.template[name].dtype, pd.CategoricalDtype):
+        seen = np.any([one["seen"] for one in reports], 0)
+        unused = [str(level) for level, is_seen in zip(levels, seen, strict=True) if not is_seen]
         none = f"no row has {listed(unused)} of response {name}: only priors place its thresholds"
         return [none] if unused else []
     if max(levels) - min(levels) + 1 <= len(levels):

@@ -8,7 +8,7 @@ each draw of the standard deviations and correlations of its group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -28,11 +28,12 @@ from pyrofl.data.tables.wording import listed
 from pyrofl.inference.definition.seeds import Stream, separate, stream
 from pyrofl.inference.evaluation.predict import CLASSES, probabilities
 from pyrofl.inference.evaluation.predictions import Predictions, in_order, predictive_values
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import SAMPLES
 from pyrofl.models.regression.design import Design, Grouped
 from pyrofl.models.regression.program import compile_program, source
-from pyrofl.models.regression.rows import kind_of, mean_of, tensor
+from pyrofl.models.regression.rows import kind_of, tensor
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, default_type, seeded
 from pyrofl.user_warnings import warn_user
@@ -59,6 +60,17 @@ class RegressionDraws(NamedTuple):
     clients: list[str]
     corrected: str
     seed: int
+
+
+@dataclass
+class ServerRun(Run):
+    """Run at a server without rows, with its posterior draws of the shared sites.
+
+    Attributes:
+        shared_draws: ArviZ data, as of `pyrofl.inference.posteriors.shared.shared_to_arviz`.
+    """
+
+    shared_draws: Any = None
 
 
 class RowPredictors(NamedTuple):
@@ -90,7 +102,10 @@ def posterior_draws(fitted: Any, draws: int | None = None) -> RegressionDraws:
     regression_of(fitted)
     runs = list(fitted) if isinstance(fitted, Sequence) else [fitted]
     count = draws or -(-DRAWN // len(runs))
-    posterior = to_arviz(runs, count, groups=("posterior",), progress=False)["posterior"]
+    if isinstance(runs[0], ServerRun):
+        posterior = runs[0].shared_draws["posterior"]
+    else:
+        posterior = to_arviz(runs, count, groups=("posterior",), progress=False)["posterior"]
     sites = {}
     for name in map(str, posterior.data_vars):
         stacked = posterior[name].stack(draws=SAMPLES).transpose("draws", ...)
@@ -116,7 +131,7 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
         frame = pd.DataFrame(dict(x))
     if not len(frame):
         raise ValueError("new rows are empty; expected at least one row")
-    train = next(iter(design.clients.frames.values()))
+    train = design.clients.template
     columns = {}
     for name in design.needed:
         if name not in map(str, frame.columns):
@@ -242,6 +257,28 @@ def run_program(
     return RowPredictors(eta, response[0] if response else None)
 
 
+def derived_sites(program: Any, design: Design, shared: Tensors) -> Tensors:
+    """Return draws of the deterministic sites of a program, given draws [S, *p] of shared sites."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    x = torch.zeros(1, 1, len(design.places), dtype=torch.float64)
+    batch = Batch(x, one, one > 0, one[0], torch.zeros(1, dtype=torch.long))
+    values = {name: value.double()[:, None, None] for name, value in shared.items()}
+    own = [f"r_{one.name}" for one in design.groups if one.kind != "shared"]
+    with (
+        pyro.validation_enabled(False),
+        torch.no_grad(),
+        default_type(torch.float64),
+        Known(values, {}, own),
+        pyro.plate(DRAWS, len(next(iter(shared.values()))), dim=-3),
+    ):
+        nodes = poutine.trace(program).get_trace({}, {}, batch).nodes
+    return {
+        name: site["value"][:, 0, 0]
+        for name, site in nodes.items()
+        if site["type"] == "sample" and site["infer"].get("_deterministic")
+    }
+
+
 def _refuse_infinite(design: Design, columns: np.ndarray, frame: pd.DataFrame) -> None:
     """Raise ValueError if a column of the design is not finite in a new row."""
     bad = ~np.isfinite(columns)
@@ -270,7 +307,7 @@ def _with_levels(one: Grouped, frame: pd.DataFrame, client: str, column: str) ->
     place = "" if one.kind == "shared" else client
     held = one.levels.get(place, ())
     new = [level for level in dict.fromkeys(one.level_of_rows(frame, column)) if level not in held]
-    return replace(one, levels={place: (*held, *new)})
+    return replace(one, levels={place: (*held, *new)}, most=1)
 
 
 def mean_of_rows(rows: RowPredictors) -> Tensor:
@@ -335,16 +372,14 @@ def predict_rows(
 
 def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
     """Warn of the number that is farthest from its mean in training, if it is an outlier."""
-    train = next(iter(design.clients.frames.values()))
-    names = [n for n in design.needed if n in train and n not in design.clients.levels]
-    names = [n for n in names if train[n].dtype.kind == "f"]
+    train, numbers = design.clients.template, design.clients.numbers
+    names = [n for n in design.needed if n in numbers and train[n].dtype.kind == "f"]
     if not names:
         return
-    mean, square = mean_of(design.clients, lambda rows: rows[names])
+    ends = ("mean", "square", "low", "high")
+    mean, square, low, high = (np.array([numbers[n][end] for n in names]) for end in ends)
     scale = np.where(square > 0, np.sqrt(square), np.inf)
     cells = frame[names].to_numpy(float)
-    low = np.min(design.clients.report(lambda rows: rows[names].min().to_numpy()), 0)
-    high = np.max(design.clients.report(lambda rows: rows[names].max().to_numpy()), 0)
     off = np.where((cells < low) | (cells > high), (cells - mean) / scale, 0.0)
     if cell := outlier(off):
         (row, place), name = cell, names[cell[1]]

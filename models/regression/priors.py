@@ -28,13 +28,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro.distributions as dist
 import torch
 
 from pyrofl.arguments import check_name
 from pyrofl.models.regression.columns import Columns
-from pyrofl.models.regression.design import Design
-from pyrofl.models.regression.rows import Clients, mean_of
+from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.rows import moments_of
 
 WIDE = 2.5  # of coefficients, in standard deviations of the response per deviation of the column
 Given = Mapping[str, Any]
@@ -91,13 +92,16 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
     Raises:
         ValueError: if a name is unknown, or a prior is not a distribution of single numbers.
     """
-    family, clients = design.family, design.clients
+    family = design.family
     user_priors = _by_name(design, user_priors)
-    y_mean, y_scale = _response(design, link)
+    moments = design_moments(design, link)
+    y_mean, y_scale = _response(design, link, moments)
     predictors, others = {}, {}
     for parameter, columns in design.predictors.items():
         scale = 1.0 if parameter else y_scale
-        predictors[parameter] = _coefficients(parameter, columns, clients, scale, user_priors)
+        predictors[parameter] = _coefficients(
+            parameter, columns, moments[predictor_of(parameter)], scale, user_priors
+        )
         if not columns.has_intercept or family.kind in ("ordinal", "cox"):
             continue
         middle = y_mean
@@ -113,8 +117,8 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         others["cut_gaps"] = _chosen("dist.HalfNormal(2.5)", user_priors, "cut_gaps")
     scales = {}
     for one in design.groups:
-        _, square = mean_of(clients, one.columns.evaluate)
-        spread = [1.0] * one.columns.has_intercept + np.sqrt(np.atleast_1d(square)).tolist()
+        _, square = moments[term_of(one)]
+        spread = [1.0] * one.columns.has_intercept + np.sqrt(square).tolist()
         spread = np.repeat(spread, len(one.entries) // len(spread)).tolist()
         size = 1.0 if one.parameter else y_scale
         scales[one.name] = [float(_short(WIDE * size / (s or 1.0))) for s in spread]
@@ -150,11 +154,10 @@ def printed(parameter: str, term: str) -> str:
 
 
 def _coefficients(
-    parameter: str, columns: Columns, clients: Clients, scale: float, user_priors: Given
+    parameter: str, columns: Columns, moments: tuple[Any, Any], scale: float, user_priors: Given
 ) -> Coefficients:
     """Return the priors of the coefficients of one linear predictor, of the given scale."""
-    means, squares = mean_of(clients, columns.evaluate)
-    means, deviations = np.atleast_1d(means), np.sqrt(np.atleast_1d(squares))
+    means, deviations = moments[0], np.sqrt(moments[1])
     priors = {}
     for name, deviation in zip(columns.labels, deviations.tolist(), strict=True):
         usual = f"dist.Normal(0.0, {_short(WIDE * scale / (deviation or 1.0))})"
@@ -192,15 +195,42 @@ def _names(design: Design) -> list[str]:
     return names
 
 
-def _response(design: Design, link: str) -> tuple[float, float]:
+def predictor_of(parameter: str) -> str:
+    """Return the name of the columns of a linear predictor in `design_moments`."""
+    return f"columns of {parameter or 'the location'}"
+
+
+def term_of(one: Grouped) -> str:
+    """Return the name of the columns of a group term in `design_moments`."""
+    text = f"({one.group.text} | {one.group.name})"
+    return f"{text} of {one.parameter}" if one.parameter else text
+
+
+def design_moments(design: Design, link: str) -> dict[str, tuple[Any, Any]]:
+    """Return means and mean square deviations of the columns, by their term, and of the response.
+
+    They are of the rows of all clients, by one exchange.
+    """
+    is_log = design.family.support == "positive" and link == "identity"
+
+    def arrays(frame: pd.DataFrame) -> dict[str, Any]:
+        predictors = design.predictors.items()
+        columns = {predictor_of(name): part.evaluate(frame) for name, part in predictors}
+        columns |= {term_of(one): one.columns.evaluate(frame) for one in design.groups}
+        if design.family.center != "zero":
+            y = design.y(frame)
+            columns["response"] = np.log(y) if is_log else y
+        return columns
+
+    return moments_of(design.clients, "means and spreads", arrays)
+
+
+def _response(design: Design, link: str, moments: Mapping[str, Any]) -> tuple[float, float]:
     """Return location and scale of the linear predictor's prior, by sums over clients."""
     family = design.family
     if family.center == "zero":
         return 0.0, 1.0
-    is_log = family.support == "positive" and link == "identity"
-    mean, square = mean_of(
-        design.clients, lambda frame: np.log(design.y(frame)) if is_log else design.y(frame)
-    )
+    mean, square = moments["response"]
     middle = float(np.log(max(mean, 0.1))) if link == "log" else float(mean)
     if link == "identity":
         return middle, float(np.sqrt(square)) or 1.0

@@ -1,7 +1,7 @@
 """Rows of the clients' tables: types, levels and missing values, agreed by unions and counts.
 
-`Clients.report` is the only way from a client's rows to the others: what its function returns is
-what a client sends.
+`Clients.agree` is the only way from a client's rows to the others: what its report function returns
+is what a client sends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,11 +20,28 @@ from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
+from pyrofl.models.regression.agreement import (
+    PRIVATE,
+    Agreement,
+    Report,
+    refuse_no_number,
+    refuse_unlike,
+)
 from pyrofl.user_warnings import warn_user
 
 PLAIN = (str, bool, int, float, np.generic)  # types of values in a column of objects
-R = TypeVar("R")
 Level = Any  # a text, number or Boolean
+COLUMNS, ROSTER = "columns", f"{PRIVATE}roster"
+MOST_LEVELS, LONGEST_LEVEL = 10_000, 200  # of a column, and characters of a level
+PIECES = 256  # into which an exchange divides the interval of an order statistic
+
+
+class MissingColumn(ValueError):
+    """Error for a table without a column of the formula."""
+
+    def __init__(self, text: str, client: str, column: str) -> None:
+        super().__init__(text)
+        self.client, self.column = client, column
 
 
 @dataclass(frozen=True)
@@ -32,16 +49,63 @@ class Clients:
     """Tables of the clients with equal columns, and what is agreed on them.
 
     Attributes:
-        frames: name of the client -> its rows.
+        frames: name of the client -> its rows, of the clients whose rows are here.
+        agreement: results that follow from the rows of all clients.
         levels: categorical column -> levels of all clients, in order.
+        template: one row with the types of all columns, the means of numbers and first levels.
     """
 
     frames: Mapping[str, pd.DataFrame]
+    agreement: Agreement = field(default_factory=Agreement)
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+    template: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    def report(self, function: Callable[[pd.DataFrame], R]) -> list[R]:
-        """Return what each client reports: the function of its rows."""
-        return [function(frame) for frame in self.frames.values()]
+    @property
+    def example(self) -> pd.DataFrame:
+        """Rows on which the structure of a formula is found: those of a client, or the template."""
+        return next(iter(self.frames.values()), self.template)
+
+    @property
+    def rows(self) -> int:
+        """Number of complete rows of all clients."""
+        return int(self.agreement.results[COLUMNS]["rows"])
+
+    @property
+    def numbers(self) -> dict[str, Mapping[str, Any]]:
+        """Numeric column -> its mean, mean square deviation, smallest and largest number."""
+        columns = self.agreement.results[COLUMNS]["columns"]
+        return {n: one["numbers"] for n, one in columns.items() if one["numbers"] is not None}
+
+    @property
+    def roster(self) -> Mapping[str, Any]:
+        """Facts on each client, which clients do not receive; empty at a client."""
+        roster: Mapping[str, Any] = self.agreement.results.get(ROSTER, {})
+        return roster
+
+    def agree(
+        self,
+        label: str,
+        report: Callable[[pd.DataFrame], Report],
+        combine: Callable[[Mapping[str, Report]], Any],
+        check: Callable[[Report], None] | None = None,
+    ) -> Any:
+        """Return a result of all clients' rows: `combine` of what each client reports.
+
+        Args:
+            label: name of the result.
+            report: function of a client's rows.
+            combine: function of all reports, by client.
+            check: function of a received report that raises ValueError; None compares it with the
+                report of the template.
+        """
+
+        def as_template(one: Report) -> None:
+            refuse_unlike(one, report(self.template))
+
+        def labeled(reports: Mapping[str, Report]) -> dict[str, Any]:
+            return {label: combine(reports)}
+
+        return self.agreement.agree(label, self.frames, report, labeled, check or as_template)
 
     def restrict(self, levels: Mapping[str, tuple[Level, ...]]) -> Clients:
         """Return the clients with the given agreed levels of categorical columns."""
@@ -79,16 +143,21 @@ def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]
                 "it identifies the client"
             )
         frame_by_client[name] = frame if client in frame else frame.assign(**{client: name})
-    values: dict[Level, str] = {}
-    for name, frame in frame_by_client.items():
-        for value in frame[client].dropna().unique().tolist():
-            if value in values:
-                raise ValueError(
-                    f"column {client} is {value!r} at {values[value]} and {name}; expected another "
-                    "value at each client, as it identifies the client"
-                )
-            values[value] = name
+    each = {n: frame[client].dropna().unique().tolist() for n, frame in frame_by_client.items()}
+    _refuse_equal_values(client, [(name, value) for name, own in each.items() for value in own])
     return frame_by_client
+
+
+def _refuse_equal_values(client: str, pairs: Sequence[tuple[str, Level]]) -> None:
+    """Raise ValueError if two clients have one value in the column that identifies the client."""
+    names: dict[Level, str] = {}
+    for name, value in pairs:
+        if value in names:
+            raise ValueError(
+                f"column {client} is {value!r} at {names[value]} and {name}; expected another "
+                "value at each client, as it identifies the client"
+            )
+        names[value] = name
 
 
 def _of_federation(data: Federation) -> dict[str, pd.DataFrame]:
@@ -130,14 +199,22 @@ def _levels_of_classes(classes: Sequence[str]) -> list[Level]:
 
 
 def agreed(
-    frames: Mapping[str, pd.DataFrame], used: Sequence[str], factors: Sequence[str]
+    frames: Mapping[str, pd.DataFrame],
+    used: Sequence[str],
+    factors: Sequence[str],
+    groups: Sequence[str],
+    client: str,
+    agreement: Agreement,
 ) -> Clients:
     """Return the complete rows of the used columns, with agreed types and levels.
 
     Args:
-        frames: tables of the clients.
+        frames: tables of the clients that are here.
         used: columns that the model uses.
         factors: those of them that are categorical, even if they hold numbers.
+        groups: those of the factors whose levels are not reported here.
+        client: column that identifies the client.
+        agreement: results of all clients.
 
     Raises:
         ValueError: if a column is unknown, or holds numbers at one client and text at another.
@@ -146,41 +223,247 @@ def agreed(
         UserWarning: if rows are dropped because of missing values.
     """
     columns = list(dict.fromkeys(n for frame in frames.values() for n in map(str, frame.columns)))
-    for name in used:
-        check_name(name, columns, "column")
+    for name in used if frames else ():
         lacking = [site for site, frame in frames.items() if name not in frame.columns]
+        try:
+            check_name(name, columns, "column")
+        except ValueError as error:
+            raise MissingColumn(str(error), lacking[0], name) from None
         if lacking:
-            raise ValueError(
+            text = (
                 f"column {name} is missing at {listed(lacking)}; expected it at all clients"
                 f"{did_you_mean(name, map(str, frames[lacking[0]].columns))}"
             )
+            raise MissingColumn(text, lacking[0], name)
     for name in used:
         _refuse_values(name, frames, factors)
-    complete_frames = _complete({site: frame[list(used)] for site, frame in frames.items()})
-    for name in used:
-        _refuse_two_kinds(name, complete_frames)
-    first = next(iter(complete_frames.values()))
-    texts = [name for name in used if kind_of(first[name]) == "text" or name in factors]
-    levels = {name: _levels([frame[name] for frame in complete_frames.values()]) for name in texts}
+    frames = {site: frame[list(used)] for site, frame in frames.items()}
+    whole = {site: _complete(frame) for site, frame in frames.items()}
+    result = agreement.agree(
+        COLUMNS,
+        frames,
+        lambda frame: _summary(frame, factors, groups, client),
+        lambda reports: _combined(reports, client, whole),
+        lambda report: _check_summary(report, used, factors, groups, client),
+    )
+    if ROSTER in agreement.results:
+        _warn_of_dropped(agreement.results[ROSTER])
+    each = result["columns"]
+    levels = {n: tuple(one["levels"]) for n, one in each.items() if one["levels"] is not None}
+    bare: dict[str, tuple[Level, ...]] = dict.fromkeys(groups, ())
     typed = {
-        site: frame.assign(**{n: _typed(frame[n], levels.get(n)) for n in used})
-        for site, frame in complete_frames.items()
+        site: frame.assign(**{n: _typed(frame[n], levels.get(n, bare.get(n))) for n in used})
+        for site, frame in whole.items()
+        if len(frame)
     }
-    return Clients(typed, levels)
+    template = pd.DataFrame({n: _typical(each[n]) for n in used})
+    return Clients(typed, agreement, levels, template)
 
 
-def _refuse_two_kinds(name: str, frames: Mapping[str, pd.DataFrame]) -> None:
+def _complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows without missing values."""
+    whole = frame[~frame.isna().any(axis=1)]
+    return whole.reset_index(drop=True).infer_objects()  # numbers in a column of objects
+
+
+def _summary(
+    frame: pd.DataFrame, factors: Sequence[str], groups: Sequence[str], client: str
+) -> Report:
+    """Return the report of a client on its columns: types, levels, counts and sums."""
+    whole = _complete(frame)
+    columns = {}
+    for name in frame.columns if len(whole) else ():
+        column = whole[name]
+        is_text = kind_of(column) == "text" or name in factors
+        is_listed = is_text and name not in groups
+        is_declared = isinstance(column.dtype, pd.CategoricalDtype)
+        categories = column.cat.categories.tolist() if is_declared and is_listed else None
+        columns[name] = {
+            "kind": kind_of(column),
+            "is_bool": bool(is_bool_dtype(column)),
+            "is_declared": is_declared,
+            "ordered": categories if _ordered(column) else None,
+            "declared": (is_listed and list(_declared_order(column))) or None,
+            "categories": categories,
+            "levels": column.unique().tolist() if is_listed else None,
+            "numbers": None if is_text else _of_numbers(column.to_numpy(dtype=np.float64)),
+        }
+    return {
+        "rows": len(frame),
+        "complete": len(whole),
+        "missing": {name: int(n) for name, n in frame.isna().sum().items()},
+        "client": whole[client].tolist()[0] if len(whole) else None,
+        "columns": columns,
+    }
+
+
+def _of_numbers(values: np.ndarray) -> Report:
+    """Return mean, sum of squared deviations, smallest and largest of numbers."""
+    with np.errstate(all="ignore"):  # infinite numbers are refused later
+        mean, squares = moments(values)
+    ends = {"low": float(values.min()), "high": float(values.max())}
+    return {"mean": float(mean), "squares": float(squares), **ends}
+
+
+def _combined(
+    reports: Mapping[str, Report], client: str, frames: Mapping[str, pd.DataFrame]
+) -> dict[str, Any]:
+    """Return what all clients agree on, and what the server alone knows of each."""
+    there = {site: one for site, one in reports.items() if one["complete"]}
+    if not there:
+        raise ValueError("no client has a row without missing values; expected at least one")
+    _refuse_equal_values(client, [(site, one["client"]) for site, one in there.items()])
+    sizes = {site: one["complete"] for site, one in there.items()}
+    columns, owners, is_plain = {}, {}, {}
+    for name, first in next(iter(there.values()))["columns"].items():
+        parts = {site: one["columns"][name] for site, one in there.items()}
+        _refuse_two_kinds(name, parts, frames)
+        is_listed = first["levels"] is not None
+        columns[name] = {
+            "kind": first["kind"],
+            "is_bool": first["is_bool"],
+            "is_ordered": first["ordered"] is not None,
+            "levels": list(_levels(name, list(parts.values()))) if is_listed else None,
+            "numbers": _pooled_numbers(parts, sizes) if first["numbers"] else None,
+        }
+        is_plain[name] = first["kind"] == "text" and not first["is_declared"]
+        if is_listed:
+            owners[name] = {site: one["levels"] for site, one in parts.items()}
+    public = {"clients": len(sizes), "rows": sum(sizes.values()), "columns": columns}
+    roster = {
+        "sizes": sizes,
+        "values": {site: one["client"] for site, one in there.items()},
+        "owners": owners,
+        "is_plain": is_plain,
+        "total": sum(one["rows"] for one in reports.values()),
+        "missing": {n: sum(one["missing"][n] for one in reports.values()) for n in columns},
+        "gone": [site for site in reports if site not in there],
+    }
+    return {COLUMNS: {**public, "largest": max(sizes.values())}, ROSTER: roster}
+
+
+def _pooled_numbers(parts: Mapping[str, Report], sizes: Mapping[str, int]) -> Report:
+    """Return mean, mean square deviation and extremes of the numbers of all clients."""
+    each = [one["numbers"] for one in parts.values()]
+    mean, square = pooled([sizes[site] for site in parts], each)
+    ends = min(one["low"] for one in each), max(one["high"] for one in each)
+    return dict(
+        zip(("mean", "square", "low", "high"), (float(mean), float(square), *ends), strict=True)
+    )
+
+
+def _check_summary(
+    report: Report,
+    used: Sequence[str],
+    factors: Sequence[str],
+    groups: Sequence[str],
+    client: str,
+) -> None:
+    """Raise ValueError if a client's report on its columns is invalid."""
+    rows = {"rows": 0, "complete": 0, "missing": dict.fromkeys(used, 0)}
+    if not isinstance(report, dict) or report.keys() != {*rows, "client", "columns"}:
+        raise ValueError("got no report on columns; expected rows, levels and sums")
+    refuse_unlike({n: report[n] for n in rows}, rows)
+    counts = [report["rows"], report["complete"], *report["missing"].values()]
+    if any(not isinstance(n, int) or not 0 <= n <= counts[0] for n in counts):
+        raise ValueError(f"got counts {counts}; expected whole numbers of rows")
+    columns = report["columns"]
+    if not report["complete"]:
+        return
+    refuse_levels(client, [report["client"]])
+    if not isinstance(columns, dict) or list(columns) != list(used):
+        got = ", ".join(map(str, columns)) if isinstance(columns, dict) else type(columns).__name__
+        raise ValueError(f"got columns {got:.200}; expected {', '.join(used)}")
+    for name, one in columns.items():
+        _check_column(name, one, name in factors, name in groups)
+
+
+def _check_column(name: str, one: Report, is_factor: bool, is_group: bool) -> None:
+    """Raise ValueError if a client's report on one column is invalid."""
+    entries = ("kind", "is_bool", "is_declared", "ordered", "declared", "categories", "levels")
+    if not isinstance(one, dict) or tuple(one) != (*entries, "numbers"):
+        raise ValueError(f"column {name}: got no report; expected {', '.join(entries)}, numbers")
+    if one["kind"] not in ("numbers", "text") or not all(
+        isinstance(one[n], bool) for n in ("is_bool", "is_declared")
+    ):
+        raise ValueError(f"column {name}: got kind {one['kind']!r:.40}; expected numbers or text")
+    is_text = one["kind"] == "text" or is_factor
+    if (one["levels"] is None) != (is_group or not is_text) or (one["numbers"] is None) != is_text:
+        raise ValueError(f"column {name}: expected levels of categories, and sums of numbers")
+    for entry in ("ordered", "declared", "categories", "levels"):
+        if one[entry] is not None:
+            refuse_levels(name, one[entry])
+    if one["numbers"] is not None:
+        refuse_unlike(one["numbers"], dict.fromkeys(("mean", "squares", "low", "high"), 0.0), name)
+        if one["numbers"]["squares"] < 0:
+            raise ValueError(f"column {name}: got a negative sum of squares; expected at least 0")
+
+
+def refuse_levels(name: str, levels: Report) -> None:
+    """Raise ValueError unless levels are distinct texts of moderate length, or distinct numbers."""
+    if not isinstance(levels, list) or not 0 < len(levels) <= MOST_LEVELS:
+        got = f"{len(levels)} levels" if isinstance(levels, list) else f"a {type(levels).__name__}"
+        raise ValueError(f"column {name}: got {got}; expected 1 to {MOST_LEVELS:,} levels")
+    kinds = {type(level) for level in levels}
+    if kinds - {str, bool, int, float} or (str in kinds and len(kinds) > 1):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"column {name}: got levels of type {names}; expected texts or numbers")
+    for level in levels:
+        if not isinstance(level, str):
+            refuse_no_number(int(level) if isinstance(level, bool) else level, f"column {name}")
+        elif len(level) > LONGEST_LEVEL or not level.isprintable():
+            raise ValueError(
+                f"column {name}: got a level of {len(level):,} characters; expected printable "
+                f"texts of at most {LONGEST_LEVEL}"
+            )
+    if len(set(levels)) < len(levels):
+        raise ValueError(f"column {name}: got a level twice; expected distinct levels")
+
+
+def _typical(column: Mapping[str, Any]) -> pd.Series:
+    """Return one cell of a column, of its agreed type."""
+    levels = column["levels"]
+    if levels is not None:
+        first = pd.Series(levels[:1])
+        if column["is_ordered"] or levels != sorted(levels):
+            return pd.Series(pd.Categorical(levels[:1], levels, ordered=True))
+        return first
+    if column["kind"] == "text":
+        return pd.Series([""], dtype=object)
+    if column["is_bool"]:
+        return pd.Series([False])
+    return pd.Series([column["numbers"]["mean"] if column["numbers"] else 0])
+
+
+def _warn_of_dropped(roster: Mapping[str, Any]) -> None:
+    """Warn of rows and clients that are dropped because of missing values."""
+    dropped = roster["total"] - sum(roster["sizes"].values())
+    if dropped:
+        gaps = listed([f"{name} {n}" for name, n in roster["missing"].items() if n])
+        lost = f"; no row is left of {listed(roster['gone'])}" if roster["gone"] else ""
+        warn_user(
+            f"{dropped} of {roster['total']} rows are dropped, as values are missing ({gaps}){lost}"
+        )
+
+
+def _refuse_two_kinds(
+    name: str, parts: Mapping[str, Report], frames: Mapping[str, pd.DataFrame]
+) -> None:
     """Raise ValueError if a column holds numbers at some clients and text at others."""
-    kinds = {site: kind_of(frame[name]) for site, frame in frames.items()}
-    texts, numbers = ([s for s in kinds if kinds[s] == kind] for kind in ("text", "numbers"))
+    texts, numbers = (
+        [site for site, one in parts.items() if one["kind"] == kind] for kind in ("text", "numbers")
+    )
     if texts and numbers:
-        column = frames[texts[0]][name]
-        odd = pd.to_numeric(column.astype(str), errors="coerce").isna()
-        row = int(odd.argmax())  # the first, if all are numbers written as text
+        shown = ""
+        if texts[0] in frames:  # else the cells are not here
+            column = frames[texts[0]][name]
+            odd = pd.to_numeric(column.astype(str), errors="coerce").isna()
+            row = int(odd.argmax())  # the first, if all are numbers written as text
+            shown = f", such as {column.iloc[row]!r} in row {row} of {texts[0]}"
         raise ValueError(
-            f"column {name} holds numbers at {listed(numbers, 3)}, and text at {listed(texts, 3)}, "
-            f"such as {column.iloc[row]!r} in row {row} of {texts[0]}; expected one type at all "
-            f"clients: correct the cells, or write the levels as text at all clients"
+            f"column {name} holds numbers at {listed(numbers, 3)}, and text at {listed(texts, 3)}"
+            f"{shown}; expected one type at all clients: correct the cells, or write the levels as "
+            "text at all clients"
         )
 
 
@@ -203,27 +486,6 @@ def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Seque
             )
 
 
-def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Return the rows without missing values; warn of dropped rows and clients."""
-    whole = {site: frame[~frame.isna().any(axis=1)] for site, frame in frames.items()}
-    complete_frames = {
-        site: frame.reset_index(drop=True).infer_objects()  # numbers in a column of objects
-        for site, frame in whole.items()
-        if len(frame)
-    }
-    total = sum(map(len, frames.values()))
-    dropped = total - sum(map(len, complete_frames.values()))
-    if not complete_frames:
-        raise ValueError("no client has a row without missing values; expected at least one")
-    if dropped:
-        counts = sum(frame.isna().sum() for frame in frames.values())
-        gaps = listed([f"{name} {int(n)}" for name, n in counts.items() if n])
-        gone = [site for site in frames if site not in complete_frames]
-        lost = f"; no row is left of {listed(gone)}" if gone else ""
-        warn_user(f"{dropped} of {total} rows are dropped, as values are missing ({gaps}){lost}")
-    return complete_frames
-
-
 def kind_of(column: pd.Series) -> str:
     """Return what a column holds: numbers or text."""
     return "numbers" if is_numeric_dtype(column) and not _ordered(column) else "text"
@@ -233,26 +495,25 @@ def _ordered(column: pd.Series) -> bool:
     return isinstance(column.dtype, pd.CategoricalDtype) and bool(column.dtype.ordered)
 
 
-def _levels(columns: Sequence[pd.Series]) -> tuple[Level, ...]:
+def _levels(name: str, reports: Sequence[Report]) -> tuple[Level, ...]:
     """Return the union of the levels, in their declared order if there is one, else sorted."""
-    first = columns[0]
-    if _ordered(first):
-        if any(
-            not _ordered(c) or list(c.cat.categories) != list(first.cat.categories) for c in columns
-        ):
+    first = reports[0]["ordered"]
+    if first is not None:
+        if any(one["ordered"] != first for one in reports):
             raise ValueError(
-                f"column {first.name} is ordered in different ways; expected the same categories "
+                f"column {name} is ordered in different ways; expected the same categories "
                 "at all clients"
             )
-        return tuple(first.cat.categories.tolist())
-    seen = {level for column in columns for level in column.unique().tolist()}
-    declared = {order for column in columns if (order := _declared_order(column))}
+        return tuple(first)
+    seen = {level for one in reports for level in one["levels"]}
+    declared = {tuple(one["declared"]) for one in reports if one["declared"]}
     if not declared:
         return tuple(sorted(seen))
     (order, *others) = declared
-    if others or not seen <= set(order) or any(_contradicts(column, order) for column in columns):
+    contradicts = any(_contradicts(one["categories"] or (), order) for one in reports)
+    if others or not seen <= set(order) or contradicts:
         raise ValueError(
-            f"categories of column {first.name} are declared in different ways; expected the same "
+            f"categories of column {name} are declared in different ways; expected the same "
             "categories at all clients"
         )
     return tuple(level for level in order if level in seen)
@@ -266,11 +527,9 @@ def _declared_order(column: pd.Series) -> tuple[Level, ...]:
     return tuple(column.cat.categories.tolist())
 
 
-def _contradicts(column: pd.Series, order: Sequence[Level]) -> bool:
+def _contradicts(categories: Sequence[Level], order: Sequence[Level]) -> bool:
     """Return whether categories of a column are in another order than the one declared."""
-    if not isinstance(column.dtype, pd.CategoricalDtype):
-        return False
-    places = [order.index(level) for level in column.cat.categories if level in order]
+    places = [order.index(level) for level in categories if level in order]
     return places != sorted(places)
 
 
@@ -287,17 +546,59 @@ def _typed(column: pd.Series, levels: tuple[Level, ...] | None) -> pd.Series:
     return column.astype(np.float64)
 
 
-def mean_of(clients: Clients, values: Callable[[pd.DataFrame], Any]) -> tuple[Any, Any]:
-    """Return mean and mean square deviation of the clients' values, by two sums.
+def moments(values: Any) -> tuple[Any, Any]:
+    """Return means of numbers [N, ...] and their sums of squared deviations."""
+    values = np.asarray(values, dtype=np.float64)
+    mean = np.where(values.min(0) == values.max(0), values[0], values.mean(0))
+    return mean, ((values - mean) ** 2).sum(0)
+
+
+def pooled(sizes: Sequence[int], parts: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+    """Return mean and mean square deviation of all clients' numbers (Chan et al. 1979).
+
+    Args:
+        sizes: number of rows of each client.
+        parts: "mean" and "squares", as of `moments`, of each client.
+    """
+    means = [np.asarray(one["mean"], dtype=np.float64) for one in parts]
+    weighted = total([n * mean for n, mean in zip(sizes, means, strict=True)]) / sum(sizes)
+    is_one = np.min(means, 0) == np.max(means, 0)
+    mean = np.where(is_one, means[0], weighted)  # without rounding errors
+    between = [n * (one - mean) ** 2 for n, one in zip(sizes, means, strict=True)]
+    squares = [np.asarray(one["squares"], dtype=np.float64) for one in parts]
+    return mean[()], total([a + b for a, b in zip(squares, between, strict=True)]) / sum(sizes)
+
+
+def moments_of(
+    clients: Clients, label: str, values: Callable[[pd.DataFrame], Mapping[str, Any]]
+) -> dict[str, tuple[Any, Any]]:
+    """Return means and mean square deviations of arrays over the rows of all clients.
 
     Args:
         clients: the clients.
-        values: function of a table that returns an array [N, ...].
+        label: name of the result.
+        values: function of a table that returns arrays [N, ...] by name.
     """
-    arrays = clients.report(lambda frame: np.asarray(values(frame), dtype=np.float64))
-    count = sum(map(len, arrays))
-    mean = total([v.sum(0) for v in arrays]) / count
-    return mean, total([((v - mean) ** 2).sum(0) for v in arrays]) / count
+
+    def report(frame: pd.DataFrame) -> Report:
+        parts = {name: moments(value) for name, value in values(frame).items()}
+        pairs = {n: {"mean": m.tolist(), "squares": s.tolist()} for n, (m, s) in parts.items()}
+        return {"rows": len(frame), "parts": pairs}
+
+    def combine(reports: Mapping[str, Report]) -> Report:
+        sizes = [one["rows"] for one in reports.values()]
+        result = {}
+        for name in next(iter(reports.values()))["parts"]:
+            each = [one["parts"][name] for one in reports.values()]
+            mean, square = pooled(sizes, each)
+            result[name] = {
+                "mean": np.asarray(mean).tolist(),
+                "square": np.asarray(square).tolist(),
+            }
+        return result
+
+    result = clients.agree(label, report, combine)
+    return {n: (np.array(v["mean"])[()], np.array(v["square"])[()]) for n, v in result.items()}
 
 
 def total(parts: Sequence[Any]) -> Any:
@@ -308,18 +609,28 @@ def total(parts: Sequence[Any]) -> Any:
     return np.array(sums).reshape(arrays.shape[1:])[()]
 
 
-def quantiles(arrays: Sequence[Any], parts: Sequence[float]) -> list[float]:
-    """Return quantiles of all clients' values as numpy does, by counts of values up to a bound.
+def quantiles(
+    below: Callable[[np.ndarray, int], Sequence[int]],
+    count: int,
+    ends: tuple[float, float],
+    parts: Sequence[float],
+) -> list[float]:
+    """Return quantiles of all clients' values as numpy does, by counts of values up to bounds.
 
-    Bounds are bisected until the counts determine the order statistics exactly: 64 exchanges.
+    Bounds divide the floating-point numbers between the extremes until the counts determine the
+    order statistics exactly, in at most nine exchanges.
+
+    Args:
+        below: bounds and number of the exchange -> how many values are at most each bound.
+        count: number of values.
+        ends: smallest and largest value.
+        parts: fractions of the values.
     """
-    sorted_ = [np.sort(np.asarray(v, dtype=np.float64)) for v in arrays]
-    count = sum(map(len, sorted_))
     if not parts:
         return []
     places = [part * (count - 1) for part in parts]
     ranks = sorted({int(p) for p in places} | {min(int(p) + 1, count - 1) for p in places})
-    statistics_by_rank = dict(zip(ranks, _order_statistics(sorted_, ranks), strict=True))
+    statistics_by_rank = dict(zip(ranks, _order_statistics(below, ends, ranks), strict=True))
     answer = []
     for place in places:
         low, share = int(place), place - int(place)
@@ -328,17 +639,31 @@ def quantiles(arrays: Sequence[Any], parts: Sequence[float]) -> list[float]:
     return answer
 
 
-def _order_statistics(arrays: Sequence[Any], ranks: Sequence[int]) -> Any:
+def _order_statistics(
+    below: Callable[[np.ndarray, int], Sequence[int]],
+    ends: tuple[float, float],
+    ranks: Sequence[int],
+) -> list[float]:
     """Return the values of given ranks, from 0, among the values of all clients."""
-    low = np.full(len(ranks), _place(np.array([min(v[0] for v in arrays)]))[0])
-    high = np.full(len(ranks), _place(np.array([max(v[-1] for v in arrays)]))[0])
-    while bool((low < high).any()):
-        middle = (low & high) + ((low ^ high) >> 1)
-        bound = _value(middle)
-        below = sum(np.searchsorted(v, bound, side="right") for v in arrays)
-        enough = below > np.asarray(ranks)
-        high, low = np.where(enough, middle, high), np.where(enough, low, middle + 1)
-    return _value(low).tolist()
+    first, last = (int(place) for place in _place(np.array(ends)))
+    brackets, exchange = [(first, last)] * len(ranks), 0
+    while any(low < high for low, high in brackets):
+        bounds = [
+            [low + (high - low) * k // PIECES for k in range(PIECES)] for low, high in brackets
+        ]
+        every = np.array([bound for some in bounds for bound in some], dtype=np.int64)
+        counts = iter(below(_value(every), exchange))
+        for which, (rank, some) in enumerate(zip(ranks, bounds, strict=True)):
+            low, high = brackets[which]
+            for bound in some:
+                if next(counts) > rank:
+                    high = min(high, bound)
+                else:
+                    low = max(low, min(bound + 1, high))
+            brackets[which] = low, high
+        exchange += 1
+    values: list[float] = _value(np.array([low for low, _ in brackets], dtype=np.int64)).tolist()
+    return values
 
 
 def _place(values: Any) -> Any:

@@ -51,15 +51,15 @@ def read_tables(experiment: RegressionExperiment) -> Tables:
             f"--data is {experiment.data!r}; expected csv:FOLDER with one file for each client, or "
             "csv:FILE with --client-column"
         )
-    files = files_of(path)
+    files, words = files_of(path), f"{experiment.formula} {experiment.row_weights}"
     if os.path.isdir(path) or len(files) > 1:
         names = [composed(Path(file).stem) for file in files]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"{path} has several files named {twice[0]}; expected distinct names")
         tables = zip(names, map(read_file, files), strict=True)
-        frames = {name: _frame(table, experiment) for name, table in tables}
+        frames = {name: frame_of(table, words) for name, table in tables}
         return Tables(with_levels(frames, experiment.levels))
-    frame, column = _frame(read_file(files[0]), experiment), experiment.client_column
+    frame, column = frame_of(read_file(files[0]), words), experiment.client_column
     if column is None:
         raise ValueError(
             f"{path} is one file; expected --client-column COLUMN, or a folder with one file for "
@@ -118,14 +118,14 @@ def _with_levels(site: str, frame: Any, name: str, levels: list[str]) -> Any:
     return frame.assign(**{name: Categorical(column, levels, ordered=True)})
 
 
-def _frame(columns: dict[str, Column], experiment: RegressionExperiment) -> Any:
+def frame_of(columns: dict[str, Column], text: str) -> Any:
     """Return columns as a data frame of numbers, Booleans and texts.
 
-    Cells that are no numbers are refused in columns whose names occur in the formula.
+    Cells that are no numbers are refused in columns whose names occur in a text, as a formula.
     """
     from pandas import DataFrame
 
-    words = {*re.findall(r"[\w.]+", experiment.formula), experiment.row_weights}
+    words = {*re.findall(r"[\w.]+", text)}
     return DataFrame({name: _values(column, name in words) for name, column in columns.items()})
 
 

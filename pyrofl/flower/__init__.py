@@ -11,7 +11,7 @@ identified by name and never by Flower's number of a node, which changes when th
 Every message starts a process at the site, so one message has the evaluation of the last round and
 the order of the next, of all methods of the project.
 
-`project` and `rows` define the study and the rows of a site, `records` the form of messages, `site`
+`project`, `rows` and `tables` define the study and the rows of a site, `site`
 and `coordinator` what both sides do, `apps` how Flower calls them, `processes` and `commands` start
 Flower's programs. Flower is imported only when one of its programs or apps starts.
 """

@@ -21,9 +21,9 @@ from pyrofl.files.own_files import append
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project
-from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.site import answered
+from pyrofl.inference.transport.records import Records, deserialize, serialize
 from pyrofl.inference.transport.wire import plain
 
 PULL = 0.25  # seconds between two looks for replies

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.experiments import console
 from pyrofl.experiments.console import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
@@ -35,6 +37,8 @@ from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
 from pyrofl.flower.site import OVER, REFUSED
+from pyrofl.flower.tables import arguments, tables_of
+from pyrofl.models.regression.remote import RegressionServer
 
 LOG, HOME, STATES = "server.log", "flower", "sites"
 KEYS = "keys.json"  # public key -> node
@@ -63,9 +67,9 @@ def up(args: Namespace) -> None:
     if len(files) < args.sites:
         message = f"{project.folder / 'sites'} holds {len(files)} CSV files"
         raise ValueError(f"{message}; expected one for each of --sites {args.sites}")
-    project.build(args.sites, server=True)
+    check(project, args.sites)
     for file in files[: args.sites]:
-        rows_of(project, str(file), file.stem)
+        read(project, str(file), file.stem)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with process_group(out / HOME) as group, ending(partial(kept, out)):
@@ -91,7 +95,7 @@ def serve(args: Namespace) -> None:
     near = LOOPBACK if args.host == "0.0.0.0" else args.host
     if safe:
         refuse_certificate(near, args.cert, args.cert_key, args.ca)
-    project.build(args.sites, server=True)
+    check(project, args.sites)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with process_group(out / HOME) as group, ending(partial(kept, out)):
@@ -101,6 +105,22 @@ def serve(args: Namespace) -> None:
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
         ended = run(args, group, project, out)
     finish(args, out, ended)
+
+
+def check(project: Project, sites: int) -> None:
+    """Build the methods of a study; raise ValueError if they cannot be built."""
+    if project.formula:
+        names = [f"site {number}" for number in range(sites)]
+        RegressionServer(project.formula, names, **arguments(project))
+    else:
+        project.build(sites, server=True)
+
+
+def read(project: Project, path: str, name: str) -> Federation | Tables:
+    """Read a site's rows, or for a regression its tables."""
+    if project.formula:
+        return tables_of(project, path, name)
+    return rows_of(project, path, name)
 
 
 def refuse_too_few(args: Namespace) -> None:
@@ -158,7 +178,7 @@ def join(args: Namespace) -> None:
 
     project = Project.read(args.project)
     safe = safe_node(args.server, args.key, args.ca)
-    data = rows_of(project, args.data, args.name)
+    rows = read(project, args.data, args.name)
     state = Path(args.state).absolute()
     node = {"name": args.name, "project": str(Path(args.project).absolute())}
     node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
@@ -166,7 +186,7 @@ def join(args: Namespace) -> None:
     least = None if args.no_scores else args.min_scored_rows
     node |= {"min-scored-rows": str(least or 0)}  # 0: no scores
     words_of(node)  # refuses what Flower could not read
-    show(leaving(project, data, least))
+    show(leaving(project, rows, least))
     if args.show:
         return
     program("flower-supernode")

@@ -16,9 +16,10 @@ from pyrofl.experiments.methods import Scheduled
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import subfolder
 from pyrofl.files.run_folder import write_json
-from pyrofl.flower.project import Project
-from pyrofl.flower.records import Records
+from pyrofl.flower.project import REGRESSION, Project
 from pyrofl.flower.registry import Registry, Transport
+from pyrofl.flower.regression import agree_on
+from pyrofl.flower.regression_store import RegressionStore
 from pyrofl.flower.results import ResultStore
 from pyrofl.flower.site import (
     ASK,
@@ -26,6 +27,7 @@ from pyrofl.flower.site import (
     LOST,
     ORDER,
     OVER,
+    PLAN,
     REFUSED,
     REPLY,
     ROWS,
@@ -38,7 +40,9 @@ from pyrofl.inference.definition.description import clients_part
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.correction import configure_draws, reporter
+from pyrofl.inference.transport.records import Records
 from pyrofl.inference.transport.wire import Flat, named_by, plain
+from pyrofl.models.regression.remote import RegressionServer
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
@@ -76,7 +80,16 @@ def coordinate(
             say(f"{dead}; taking it over")
         register = Registry(project, transport, say, whose=settings.whose)
         sites = _roster(out / ROSTER, register, settings)
-        run = Rounds(project, out, register, settings, say, sites)
+        regression = None
+        if project.formula:
+
+            def send(messages: Mapping[str, Records]) -> tuple[dict[str, Records], dict[str, str]]:
+                """Send messages to sites once all of them are connected."""
+                wait(register, len(sites), settings.timeout)
+                return exchange(register, messages, settings.timeout)
+
+            regression = agree_on(project, out, sites, send, say)
+        run = Rounds(project, out, register, settings, say, sites, regression)
         while not run.over:
             run.step()
         run.correct()
@@ -131,23 +144,33 @@ class Rounds:
         settings: ServerSettings,
         say: Callable[[str], None],
         sites: Sites,
+        regression: RegressionServer | None = None,
     ) -> None:
         """Start a new study in the folder `out`, or resume the study saved there."""
         self.project, self.registry, self.settings, self.say = project, register, settings, say
+        if regression is not None:
+            sites = _complete_sites(regression)
         self.sites, self._repeated, self._refused = sites, 0, dict[str, str]()
         sizes = {
             n: size for names, each in sites.values() for n, size in zip(names, each, strict=True)
         }
-        self.methods, self.rows = _built(project, tuple(sizes.values()))
+        self.plan = "" if regression is None else json.dumps(regression.plan)
+        if regression is None:
+            self.methods, self.rows = _built(project, tuple(sizes.values()))
+        else:
+            self.methods, self.rows = {REGRESSION: regression.method}, {}
         roster = list(sizes), list(sizes.values()), project.type, project.seed
         self.servers = {
             name: Server(method, *roster, state=subfolder(subfolder(out / name) / "server"))
             for name, method in self.methods.items()
         }
-        self.stores = {
-            name: ResultStore(out / name, project, name, by_round(self.methods[name])(0), server)
-            for name, server in self.servers.items()
-        }
+        parts = {n: (out / n, project, n, by_round(self.methods[n])(0)) for n in self.servers}
+        if regression is None:
+            self.stores = {n: ResultStore(*parts[n], server) for n, server in self.servers.items()}
+        else:
+            stores = {n: RegressionStore(*parts[n], server) for n, server in self.servers.items()}
+            stores[REGRESSION].problems = list(regression.warnings)
+            self.stores = {**stores}
 
     @property
     def over(self) -> bool:
@@ -208,7 +231,8 @@ class Rounds:
     def finish(self) -> None:
         """Inform the sites of the end, and of the draws that belong to those of the server."""
         self.registry.look()
-        messages: dict[str, Records] = {name: {OVER: dict[str, Any]()} for name in self._holders}
+        names = self.registry.sites  # also those without a complete row
+        messages: dict[str, Records] = {name: {OVER: dict[str, Any]()} for name in names}
         for name, store in self.stores.items():
             if (client_draws := store.draws_of_clients) is not None:
                 sheets = configure_draws(store.server, client_draws, self._holders)
@@ -235,7 +259,13 @@ class Rounds:
         return {name: clients for name, (clients, _) in self.sites.items() if name in there}
 
     def _with_rows(self, method: str, flat: Flat) -> Flat:
-        """Add the largest number of rows of a client to a request, if the method depends on it."""
+        """Add to a request what sites need to build its method.
+
+        It is the largest number of rows of a client, if the method depends on it, or the columns
+        of a regression.
+        """
+        if self.plan:
+            return flat | {PLAN: self.plan}
         return flat | ({ROWS: self.rows[method]} if method in self.rows else {})
 
     def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
@@ -260,27 +290,16 @@ class Rounds:
         self, messages: Mapping[str, Records], timeout: float | None = None
     ) -> dict[str, Records]:
         """Send messages to sites and return their replies; print refusals and missing replies."""
-        at = {self.registry.sites[name].node: name for name, records in messages.items() if records}
-        sent = {node: messages[name] for node, name in at.items()}
-        answers, self._refused = {}, {}
         within = self.settings.timeout if timeout is None else timeout
-        for node, answer in self.registry.transport.exchange(sent, within).items():
-            if odd := answer.get(REFUSED):
-                self._refused[at[node]] = why = plain(odd.get("why"))
-                self.say(f"{at[node]}: {why}")
-            else:
-                answers[at[node]] = answer
-        if missing := sorted(set(at.values()) - answers.keys() - self._refused.keys()):
-            self.say(f"no reply of {', '.join(missing)}")
+        answers, self._refused = exchange(self.registry, messages, within)
         return answers
 
     def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
         """Aggregate a method's replies; clients that lost their state restart as new clients."""
-        old = self.servers[method].state
         state = self.servers[method].aggregate_train(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
             self.say(f"{method}: {reason}")
-        self.stores[method].made(old, state, seconds)
+        self.stores[method].made(state, seconds)
         self._take_back(method, answers)
 
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
@@ -294,6 +313,33 @@ class Rounds:
             else:
                 names_text = plain(", ".join(names))
                 self.say(f"{site} has lost its state of {method}: {names_text} restart")
+
+
+def exchange(
+    registry: Registry, messages: Mapping[str, Records], timeout: float
+) -> tuple[dict[str, Records], dict[str, str]]:
+    """Send messages to sites; return their replies, and the reasons of those that refused.
+
+    Refusals and missing replies are printed.
+    """
+    at = {registry.sites[name].node: name for name, records in messages.items() if records}
+    sent = {node: messages[name] for node, name in at.items()}
+    answers, refused = dict[str, Records](), dict[str, str]()
+    for node, answer in registry.transport.exchange(sent, timeout).items():
+        if odd := answer.get(REFUSED):
+            refused[at[node]] = why = plain(odd.get("why"))
+            registry.say(f"{at[node]}: {why}")
+        else:
+            answers[at[node]] = answer
+    if missing := sorted(set(at.values()) - answers.keys() - refused.keys()):
+        registry.say(f"no reply of {', '.join(missing)} within {timeout:g} s")
+    return answers, refused
+
+
+def _complete_sites(regression: RegressionServer) -> Sites:
+    """Return the sites of a regression whose clients have complete rows, with these clients."""
+    sizes = dict(zip(regression.names, regression.sizes, strict=True))
+    return {n: (own, tuple(sizes[c] for c in own)) for n, own in regression.holders.items()}
 
 
 def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled], dict[str, int]]:

@@ -8,10 +8,13 @@ from typing import NoReturn
 
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.data.outlines import facts, hidden
+from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import text_tables
-from pyrofl.flower.project import Project
+from pyrofl.flower.project import REGRESSION, Project
 from pyrofl.flower.site import shapes
+from pyrofl.flower.tables import arguments, client_of
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
@@ -23,21 +26,37 @@ from pyrofl.inference.transport.correction import reporter
 from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat
 from pyrofl.inference.validation.validate import validate_method
+from pyrofl.models.regression.agreement import PRIVATE
+from pyrofl.models.regression.remote import RegressionServer
 
 FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 
 
 def leaving(
-    project: Project, data: Federation, min_scored_rows: int | None = MIN_SCORED_ROWS
+    project: Project, rows: Federation | Tables, min_scored_rows: int | None = MIN_SCORED_ROWS
 ) -> str:
-    """Return a table of all data that a site sends to the server, at joining and per round."""
+    """Return a table of all data that a site sends to the server, at joining and per round.
+
+    Args:
+        project: the study.
+        rows: of the site's clients; tables, if the study has a formula.
+        min_scored_rows: smallest number of rows of a client whose scores are sent; None sends none.
+    """
+    first = ""
+    if isinstance(rows, Tables):
+        first, built, data = _described(project, rows)
+        min_scored_rows = None
+    else:
+        data, built = rows, project.build(rows.clients, max(FEW))
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None
         try:
-            few, more = (dict(_tried(project, _cut(data, count), method, scored)) for count in FEW)
+            few, more = (
+                dict(_tried(project, _cut(data, count), built[method], scored)) for count in FEW
+            )
         except RuntimeError:  # of torch or Pyro, which do not name the cause
-            validate_method(by_round(project.build(data.clients)[method])(0), data)
+            validate_method(by_round(built[method])(0), data)
             raise
         for record, flat in few.items():
             for described, other in zip(shapes(flat), shapes(more[record]), strict=True):
@@ -70,8 +89,27 @@ def leaving(
         left_out = sum(len(rows) < min_scored_rows for rows in getattr(data, _tested(data)))
         scores = f"scores: of clients with at least {min_scored_rows} {part} rows"
         scores += f"; {left_out} of {data.clients} here have fewer" if left_out else ""
-    head = f"What leaves this site, and no row of it:\n{once}\n{scores}\n{weights}"
+    head = f"What leaves this site, and no row of it:\n{once}\n{first}{scores}\n{weights}"
     return f"{head}in every round:\n{table}"
+
+
+def _described(project: Project, tables: Tables) -> tuple[str, dict[str, Scheduled], Federation]:
+    """Return a list of what leaves before the rounds of a regression, its method and rows.
+
+    The site's clients agree among themselves, on a trial; with others, there may be further levels.
+    """
+    client, names = client_of(project, tables), list(tables.frames)
+    server = RegressionServer(project.formula, {"site": names}, **arguments(project))
+    lines = []
+    while not server.is_agreed:
+        reply = client.describe(server.configure_describe()["site"])
+        lines.append((reply["label"].removeprefix(PRIVATE), f"{len(reply['reports']):,}"))
+        server.aggregate_describe({"site": reply})
+    about = "Before round one, of each client, and for columns of the formula alone:\n"
+    about += "columns: numbers of rows and of missing values; levels of categories; mean, sum of\n"
+    about += "squares, smallest and largest number. Then sums, extremes and counts of:\n"
+    table = text_tables.table(("exchange", "characters"), lines)
+    return f"{about}{table}\n", {REGRESSION: server.method}, client.build(server.plan)[1]
 
 
 def _cut(data: Federation, count: int) -> Federation:
@@ -86,10 +124,9 @@ def _tested(data: Federation) -> Part:
 
 
 def _tried(
-    project: Project, data: Federation, name: str, scored: bool
+    project: Project, data: Federation, method: Scheduled, scored: bool
 ) -> Iterator[tuple[str, Flat]]:
     """Run one trial round of a method, and yield the name and content of each client message."""
-    method = project.build(data.clients, max(FEW))[name]
     server = Server(method, data.names, data.sizes, project.type, project.seed)
     client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)
     here = {"site": list(data.names)}

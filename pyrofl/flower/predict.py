@@ -24,6 +24,11 @@ def predict(args: Namespace) -> None:
     run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     site = Site.read(args.folder)
     labels = site.project.labels
+    if site.project.formula:
+        raise ValueError(
+            f"{args.folder} is of a regression; its draws are in {labels[0]}/posterior.nc, and "
+            "predictions of a study with a formula are not supported"
+        )
     if not args.method and len(labels) > 1:
         raise ValueError(f"the study has several methods; expected --method {' or '.join(labels)}")
     method = args.method or labels[0]

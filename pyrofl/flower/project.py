@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,9 @@ from pyrofl.inference.transport.wire import Flat
 FILE = "pyproject.toml"
 TABLE = "tool.pyrofl"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-OWN = ("folder", "server_data")  # of one side: not compared
+OWN = ("folder", "server_data", "question")  # of one side: not compared
+REGRESSION = "regression"  # name of the method of a study with a formula
+OF_NETWORKS = ("methods", "features", "target", "classes", "likelihood", "settings", "net")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,15 @@ class Project:
     folder: Path  # where it was read
     # Names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation without rows
     # (`pyrofl.data.outline`) that returns a method. All are trained side by side.
-    methods: tuple[str, ...]
-    features: tuple[str, ...]  # columns of x, in this order
-    target: str  # column of y
+    methods: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # columns of x, in this order
+    target: str = ""  # column of y
+    formula: str = ""  # of a regression, instead of methods, features and target
+    family: str = "gaussian"  # of the regression, and so are the next four
+    link: str = ""
+    priors: tuple[str, ...] = ()  # as --prior of `pyrofl regress`
+    levels: tuple[str, ...] = ()  # as --levels
+    question: str = ""  # title of the page
     classes: tuple[str, ...] = ()  # at every site the same; none for a number
     likelihood: str = "categorical"  # see `pyrofl list`
     settings: tuple[str, ...] = ()  # of methods, as --set
@@ -78,7 +85,9 @@ class Project:
         if unknown := sorted(entries.keys() - kinds):
             kinds_text = ", ".join(n.replace("_", "-") for n in kinds)
             raise ValueError(f"{path}: unknown entry {unknown[0]!r}; expected some of {kinds_text}")
-        for name in ("methods", "features", "target"):
+        if entries.get("formula"):
+            entries = _of_formula(path, entries)
+        for name in () if entries.get("formula") else ("methods", "features", "target"):
             if not entries.get(name):
                 raise ValueError(f"{path}: {name} is missing; expected it in [{TABLE}]")
         for name in [name for name in entries if kinds[name].startswith("tuple")]:
@@ -93,6 +102,8 @@ class Project:
             check_fields(self)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        if self.formula:
+            return
         categorical = self.likelihood == "categorical"
         fits = {
             "likelihood": (
@@ -121,6 +132,8 @@ class Project:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the study's methods as they appear in results."""
+        if self.formula:
+            return (REGRESSION,)
         return tuple(one.rpartition(":")[2] for one in self.methods)
 
     @property
@@ -170,15 +183,20 @@ class Project:
         return table
 
     def x(self, columns: Mapping[str, Column]) -> Tensor:
-        """Return the feature columns of a table in the study's order, float32 [N, columns]."""
+        """Return the feature columns of a table in the study's order and type, [N, columns]."""
         for name in self.features:
             columns[name].refuse_text("numbers as features")
             columns[name].refuse_odd("write numbers")
-        return torch.from_numpy(np.stack([columns[n].single() for n in self.features], 1))
+        return torch.stack([self.numbers(columns[n]) for n in self.features], 1)
+
+    def numbers(self, column: Column) -> Tensor:
+        """Return a column of numbers [N] in the study's type."""
+        is_double = self.type == torch.float64
+        return torch.from_numpy(column.numbers.copy() if is_double else column.single())
 
     def spare(self) -> Tensor:
         """Read the features of the server's unlabeled rows, [U, columns]."""
-        return self.x(self.columns(str(self.folder / self.server_data))).to(self.type)
+        return self.x(self.columns(str(self.folder / self.server_data)))
 
     def _here(self, spec: str) -> str:
         """Prefix "FILE.py:NAME" with the project folder; return other names unchanged."""
@@ -196,3 +214,18 @@ class Project:
         if not isinstance(method, Method) and not callable(method):
             raise ValueError(f"method {spec} gives {method!r}; expected a Method")
         return method
+
+
+def _of_formula(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a regression; raise ValueError for those of networks."""
+    if odd := [name for name in OF_NETWORKS if name in entries]:
+        name = odd[0].replace("_", "-")
+        raise ValueError(f"{path}: formula and {name} are given; expected one of them")
+    fixed = {"dtype": "float64", "test_fraction": 0.0}
+    for name, value in fixed.items():
+        if entries.get(name, value) != value:
+            raise ValueError(
+                f"{path}: {name.replace('_', '-')} is {entries[name]!r}; expected {value!r} with a "
+                "formula"
+            )
+    return entries | fixed

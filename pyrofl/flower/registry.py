@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from pyrofl.flower.project import Project
-from pyrofl.flower.records import Records
 from pyrofl.flower.site import HELLO, REFUSED, greeting
+from pyrofl.inference.transport.records import Records
 from pyrofl.inference.transport.wire import NAME, SHORT, Flat, column, is_name, named, plain
 
 WHOSE = "nodes.json"  # node -> the site whose key it has

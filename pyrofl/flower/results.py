@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pyrofl.data import Federation
 from pyrofl.data.outlines import facts, hidden, outline
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.data.tables.source import Source
@@ -66,17 +67,20 @@ class ResultStore:
         self.scores: list[Scores] = []
         self._tries = 0
         self.draws: SharedDraws | None = None  # of the shared sites, after the last round
-        roster, features = server.roster, project.features
-        shape = (roster.names, roster.sizes, (len(features),), (), project.classes, project.type)
-        columns = Preprocessor(tuple(map(Prepared, features)))  # read as they are
-        source = Source(project.target, features, preparation=columns)
-        data = hidden(facts(replace(outline(*shape), source=source)))
-        self.run = Run(method, data, server.state, server.seed)
+        self.run = Run(method, self._data(), server.state, server.seed)
         subfolder(folder)
         if (folder / KEPT).exists():
             self._take_up(checkpoint_file.read(folder / KEPT, self._about))
         self._read_draws()
-        self._judge = monitor_of(method, data, self.run.records)
+        self._judge = monitor_of(method, self.run.data, self.run.records)
+
+    def _data(self) -> Federation:
+        """Return a federation of the study's shapes without rows."""
+        roster, features, project = self.server.roster, self.project.features, self.project
+        shape = (roster.names, roster.sizes, (len(features),), (), project.classes, project.type)
+        columns = Preprocessor(tuple(map(Prepared, features)))  # read as they are
+        source = Source(project.target, features, preparation=columns)
+        return hidden(facts(replace(outline(*shape), source=source)))
 
     @property
     def asked(self) -> list[EvaluationFields]:
@@ -93,7 +97,7 @@ class ResultStore:
         number, over = self.server.state.number, self.stopped
         every = default_interval(self.project.rounds)
         tested = {row["round"] for row in self.run.history} if self.scores or not over else ()
-        now = number and (number % every == 0 or over)
+        now = self.asked and number and (number % every == 0 or over)
         return bool(now) and number not in tested and self._tries < TRIES
 
     @property
@@ -182,10 +186,10 @@ class ResultStore:
         self._write()
         return list(dict.fromkeys(reason for s in self.scores for reason in s.rejected))
 
-    def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
-        """Store a completed round: the server's states before and after it, and its duration."""
+    def made(self, new: RoundState, seconds: float) -> None:
+        """Store a completed round: the server's state after it, and its duration."""
         self.run = self.run.copy(state=new)
-        self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
+        self.run.records.append(replace(self.server.records[-1], seconds=seconds))
         self._judge.add(self.run.records[-1])
         self.draws = None
         self._tries = 0

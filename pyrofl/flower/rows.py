@@ -35,8 +35,7 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
         [(mine & part).nonzero().flatten() for mine in own] for part in (~is_test, is_test)
     )
     names = tuple(f"{name}/{group}" if group else name for group in groups)
-    data = Federation(x, y, tuple(train), tuple(test), names, project.classes)
-    return data.to("cpu", project.type)
+    return Federation(x, y, tuple(train), tuple(test), names, project.classes)
 
 
 def _doubtful(project: Project, table: Mapping[str, Column]) -> list[str]:
@@ -61,7 +60,7 @@ def _response(project: Project, column: Column) -> Tensor:
     if not project.classes:
         column.refuse_text("numbers as target")
         column.refuse_odd("write numbers")
-        return torch.from_numpy(column.single())
+        return project.numbers(column)
     codes = {word: code for code, word in enumerate(project.classes)}
     if (bad := np.array([word not in codes for word in column.words])).any():
         expected = f"one of the project's classes: {', '.join(project.classes)}"

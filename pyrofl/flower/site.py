@@ -20,13 +20,14 @@ from pyrofl.files import checkpoint_file
 from pyrofl.files.own_files import PRIVATE, open_own, subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
-from pyrofl.flower.records import Records
 from pyrofl.flower.rows import rows_of
+from pyrofl.flower.tables import client_of, tables_of
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
+from pyrofl.inference.transport.records import Records
 from pyrofl.inference.transport.wire import (
     Flat,
     InvalidRequestError,
@@ -35,10 +36,13 @@ from pyrofl.inference.transport.wire import (
     plain,
     release,
 )
+from pyrofl.models.regression.remote import read_json
 from pyrofl.returned import ClientError
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
 WEIGH, WEIGHTS, DRAWS = "weigh", "weights", "draws"  # the last exchange, and its result
+DESCRIBE, DESCRIBED = "describe", "described"  # the first exchanges, of a regression
+PLAN = "plan"  # in a request: what the sites agreed on in these
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
 OVER = "over"  # informs a site that all rounds are made
 ROWS = "rows"  # in a request: largest number of rows of a client, if the method depends on it
@@ -83,7 +87,14 @@ class Site:
         """Read the site's rows and build the methods of the study."""
         self.name, self.project, self.rejoin = name, project, rejoin
         self.min_scored_rows = min_scored_rows
-        self.data = rows_of(project, data, name)
+        if project.formula:
+            frames = tables_of(project, data, name)
+            self.regression = client_of(project, frames)
+            sizes = {name: len(frame) for name, frame in frames.frames.items()}
+        else:
+            self.data = rows_of(project, data, name)
+            sizes = dict(zip(self.data.names, self.data.sizes.tolist(), strict=True))
+        self.sizes = sizes
         self.state = Path(state)
         self.state.mkdir(parents=True, exist_ok=True)
         self._built: dict[tuple[int, int], dict[str, Scheduled]] = {}
@@ -112,7 +123,7 @@ class Site:
         answers: Records = {}
         for what in sorted(records):  # "ask/..." before "order/..."
             kind, *of = what.split("/")
-            if kind in (ASK, ORDER, WEIGH, DRAWS) and len(of) == 2:
+            if kind in (DESCRIBE, ASK, ORDER, WEIGH, DRAWS) and len(of) == 2:
                 answers |= self._done(kind, of[0], int(of[1]), records[what])
         return answers
 
@@ -122,11 +133,13 @@ class Site:
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
             raise InvalidRequestError(f"{each}; expected the same project and versions at both")
-        names = self.data.names
-        return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
+        sizes = torch.tensor([*self.sizes.values()])
+        return {"site": self.name, "names": tuple(self.sizes), "sizes": sizes}
 
     def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
         """Execute one training or evaluation request of the server; return the labeled reply."""
+        if kind == DESCRIBE and self.project.formula:
+            return {label(DESCRIBED, method): self.regression.describe(flat)}
         client = self.client(method, flat)
         try:
             if kind == ASK:
@@ -179,11 +192,14 @@ class Site:
         if method not in self.project.labels:
             labels = ", ".join(self.project.labels)
             raise InvalidRequestError(f"an order is of method {method!r}; expected one of {labels}")
+        how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
+        how |= {"state": subfolder(self.state / method), "rounds": self.project.rounds}
+        if self.project.formula:
+            plan = read_json(flat.get(PLAN))
+            return Client(*self.regression.build(plan), self.project.seed, **how)
         key = clients, rows = number(flat, "clients"), number({ROWS: 1} | flat, ROWS)
         if key not in self._built:
             self._built[key] = self.project.build(clients, rows)
-        how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
-        how |= {"state": subfolder(self.state / method), "rounds": self.project.rounds}
         return Client(self._built[key][method], self.data, self.project.seed, **how)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl import figures
+from pyrofl.data.outlines import Hidden
 from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.checks import predictive_checks
 from pyrofl.inference.definition.table_method import variables_of
@@ -103,7 +104,9 @@ def drawings(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     method: Any = run.method
     if method.design.terms:
         yield "effects", _caption(parameter_tables), partial(_effects, parameter_tables)
-    terms = dict.fromkeys(label for one in method.design.groups for label in one.labels)
+    posterior = parameter_tables.found["posterior"]  # of a server, it has no effects of clients
+    groups = [one for one in method.design.groups if f"r_{one.name}" in posterior]
+    terms = dict.fromkeys(label for one in groups for label in one.labels)
     for k, term in enumerate(list(terms)[:SHOWN]):
         text = f"{term} of each client or level, with 95% intervals"
         yield f"forest-{k}", text, partial(effects.forest, run, term)
@@ -112,7 +115,7 @@ def drawings(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     for k, column in enumerate(columns[:SHOWN]):
         text = f"Expected response by {column}; other columns at their means or first levels"
         yield f"conditional-{k}", text, partial(_conditional, run, column)
-    if method.design.family.kind == "rows":
+    if method.design.family.kind == "rows" and not isinstance(run.data, Hidden):
         text = "Statistics of each client's responses, observed and predicted (95%)"
         yield "predictive", text, partial(_predictive, run)
 

@@ -6,14 +6,21 @@ import json
 import re
 import subprocess
 import time
+import warnings
 from pathlib import Path
 
 import hospitals
+import messy_hospitals
+import numpy as np
+import pandas as pd
 import pytest
 import test_contract as contract
 from deployed import abroad, called, command, environment, left, same, until
 from hospitals import NAMES
+from messy_hospitals import LOGISTIC, study
 
+import pyrofl
+from pyrofl import federations
 from pyrofl.flower.processes import connect, free_port, process_group, wait_for_port, words_of
 
 pytest.importorskip("flwr")
@@ -100,6 +107,32 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     assert f"posterior.nc: {corrected[name]}" in run.stdout
     if name == "mixed":  # whose sites have one client each
         no_axis_of_rows(out, least=4)
+
+
+def test_a_regression_by_formula_has_the_estimates_of_one_process(tmp_path):
+    """Hospitals agree on levels, means and missing values; the page has the study's question."""
+    formula, how = LOGISTIC
+    project = study(tmp_path / "p", formula, rounds=4, question="Who dies?", **how)
+    words = command("up", str(project.folder), "--sites", "3", "--out", str(tmp_path / "out"))
+    run = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not called(tmp_path)
+    assert not left(tmp_path)
+    print(run.stdout, run.stderr)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the server prints them
+        tables = federations.from_frames(dict(sorted(messy_hospitals.hospitals().items())))
+        method = pyrofl.regression(formula, tables, **how)
+    here = pyrofl.fit(method, tables, 4, stop_when="converged", progress=False, chunk_size=1)
+    out = tmp_path / "out/regression"
+    stored = out / "server/server.safetensors"
+    hospitals.same_draws(stored, here, 1e-4)
+    found = pd.read_csv(out / "estimates.csv", index_col="parameter")
+    expected = hospitals.at_server(stored, here).summary(1000)
+    for column in ("mean", "sd"):
+        np.testing.assert_allclose(found[column], expected[column], rtol=1e-6)
+    assert "<h1>Who dies?</h1>" in (out / "report.html").read_text()
+    assert "warning: only one client has level c of arm" in run.stderr
 
 
 def no_axis_of_rows(out: Path, least: int = 20 * len(METHODS)) -> None:

@@ -14,7 +14,7 @@ from hospitals import looped, wire
 from pyrofl.experiments.console import Stopped
 from pyrofl.flower import apps
 from pyrofl.flower.coordinator import ServerSettings, coordinate
-from pyrofl.flower.records import Records, deserialize, serialize
+from pyrofl.inference.transport.records import Records, deserialize, serialize
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SOON = ServerSettings(3, 2, 0.0)

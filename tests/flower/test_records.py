@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyrofl.flower.records import deserialize, serialize
+from pyrofl.inference.transport.records import deserialize, serialize
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8)
 FLOATS = (math.nan, math.inf, -math.inf, -0.0, 5e-324)

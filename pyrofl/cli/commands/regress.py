@@ -16,18 +16,13 @@ from pyrofl.experiments.console import UNLEARNED, Stopped, ending, say, show, te
 from pyrofl.experiments.regressions import RegressionExperiment, read_priors, read_tables
 from pyrofl.experiments.results import LAST
 from pyrofl.experiments.tasks import threads
-from pyrofl.files import run_folder, run_json, text_tables
+from pyrofl.files import run_folder, run_json
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.fit import fit
-from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.posteriors import export
 from pyrofl.models.regression import regression
-from pyrofl.reports import parameters
-from pyrofl.reports.page import page, write
-
-ESTIMATES, RATIOS, POSTERIOR = "estimates.csv", "ratios.csv", "posterior.nc"
+from pyrofl.reports.regression_folder import ESTIMATES, POSTERIOR, RATIOS, write_regression
 
 
 def regress(args: Namespace) -> None:
@@ -90,41 +85,16 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
     if run.status.kind == "diverged":
         run_json.write(folder, facts, ())
         raise Stopped(f"{folder} holds what there is of a run: {run.status}", UNLEARNED)
-    with ending(lambda what: f"the results cannot be written to {folder}: {what}"):
-        posterior = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
-        parameter_tables = parameters.estimates(run, posterior)
-        _csv(folder / ESTIMATES, "parameter", parameter_tables.table)
-        if parameter_tables.ratios is not None:
-            _csv(folder / RATIOS, str(parameter_tables.ratios.index.name), parameter_tables.ratios)
-        export.save(posterior, folder / POSTERIOR)
-        saving.save(run, folder / run_folder.CHECKPOINT)
-        run_json.write(folder, facts, (ESTIMATES, RATIOS, POSTERIOR))
-        drawings = list(parameters.drawings(run, parameter_tables))
-        lacking = results.drawn(folder, [(name, make) for name, _, make in drawings])
-    problems += [text for text in run.warnings if text not in problems]
-    drawn = [(name, text, folder / f"figures/{name}.png") for name, text, _ in drawings]
-    drawn = [one for one in drawn if one[2].is_file()]
-    sections_of_page = parameters.sections(run, parameter_tables, drawn, problems, experiment.data)
-    title = experiment.question or parameters.question(run)
-    end = write(folder / results.PAGE, page(title, sections_of_page))
-    parts = [_text("parameter", parameter_tables.table.iloc[:, [0, 1, 3, 4]])]
-    parts += (
-        []
-        if parameter_tables.ratios is None
-        else [_text(str(parameter_tables.ratios.index.name), parameter_tables.ratios)]
+    tables, lacking, end = write_regression(
+        folder,
+        run,
+        lambda: run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet),
+        facts,
+        problems,
+        data=experiment.data,
+        question=experiment.question,
+        guard=ending(lambda what: f"the results cannot be written to {folder}: {what}"),
     )
-    show("\n\n".join([*parts, str(run.status)]), f"{folder} holds all results")
+    show("\n\n".join([*tables, str(run.status)]), f"{folder} holds all results")
     results.figures_lack(folder, lacking)
     say(experiment, end)
-
-
-def _csv(path: Path, first: str, table: Any) -> None:
-    run_folder.write_csv(path, (first, *table.columns), [(n, *v) for n, v in _lines(table)])
-
-
-def _text(first: str, table: Any) -> str:
-    return text_tables.table((first, *table.columns), [(n, *v) for n, v in _lines(table)])
-
-
-def _lines(table: Any) -> list[tuple[str, list[float]]]:
-    return [(str(name), [float(v) for v in values]) for name, values in table.iterrows()]

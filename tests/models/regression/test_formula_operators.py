@@ -50,7 +50,7 @@ def test_powers_of_sums_are_interactions() -> None:
 def test_each_column_of_a_polynomial_or_spline_is_scaled(inner: str) -> None:
     data = tables()
     plain, scaled = (
-        np.concatenate(made.clients.report(made.population.evaluate))
+        np.concatenate([*map(made.population.evaluate, made.clients.frames.values())])
         for made in (pyrofl.regression(f"n ~ {t}", data).design for t in (inner, f"scale({inner})"))
     )
     expected = (plain - plain.mean(0)) / plain.std(0)

@@ -1,0 +1,42 @@
+"""Tables of a site of a Flower study with a formula, and the regression's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyrofl.data.frames import Tables
+from pyrofl.data.tables.table_files import read_file
+from pyrofl.experiments.regressions import frame_of, read_priors, with_levels
+from pyrofl.flower.project import Project
+from pyrofl.models.regression.remote import RegressionClient
+
+
+def tables_of(project: Project, path: str, name: str) -> Tables:
+    """Read a site's table; with a client column, its clients are named "SITE/GROUP"."""
+    words = " ".join([project.formula, *project.priors])
+    frame, column = frame_of(read_file(path), words), project.client_column
+    if not column or column not in frame:
+        frames = {name: frame}
+    else:
+        if frame[column].isna().any():
+            row = int(frame[column].isna().argmax()) + 1
+            raise ValueError(f"{path}: column {column} is empty in row {row}; expected a name")
+        parts = frame.groupby(column, sort=True)
+        frames = {f"{name}/{key}": rows.drop(columns=column) for key, rows in parts}
+        frames = {key: rows.reset_index(drop=True) for key, rows in frames.items()}
+    return Tables(with_levels(frames, project.levels))
+
+
+def arguments(project: Project) -> dict[str, Any]:
+    """Return the arguments of a study's regression, for both sides."""
+    return {
+        "family": project.family,
+        "link": project.link or None,
+        "priors": read_priors(project.priors),
+        "client": project.client_column or "client",
+    }
+
+
+def client_of(project: Project, tables: Tables) -> RegressionClient:
+    """Return the client side of a study's regression."""
+    return RegressionClient(project.formula, tables, **arguments(project))

@@ -1,0 +1,166 @@
+"""A study of a regression by formula has the posterior, estimates and page of one process."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import arviz
+import numpy as np
+import pandas as pd
+import pytest
+from hospitals import Wire
+from messy_hospitals import LINEAR, LOGISTIC, hospitals, study
+
+pytest.importorskip("formulae")
+
+import pyrofl
+from pyrofl import federations
+from pyrofl.experiments.console import Stopped
+from pyrofl.flower.coordinator import ServerSettings, coordinate
+from pyrofl.flower.disclosure import leaving
+from pyrofl.flower.tables import tables_of
+from pyrofl.inference import hmc
+
+SOON = ServerSettings(3, 3, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Shorten the server's chains."""
+    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+        monkeypatch.setattr(hmc, name, value)
+
+
+def wire(project, states, names=("bern", "basel", "chur"), **options):
+    """Return the sites of a project, in this process."""
+    sites = {}
+    for node, name in enumerate(names, 10):
+        site = {"name": name, "project": str(project.folder), "state": str(states / name)}
+        sites[node] = site | {"data": str(project.folder / f"sites/{name}.csv")}
+    return Wire(sites, **options)
+
+
+def finished(project, tmp_path, transport):
+    """Run a study; return its store after the results were written, and the log."""
+    said: list[str] = []
+    (store,) = coordinate(project, tmp_path / "out", transport, SOON, said.append).values()
+    assert store.finish() == []
+    return store, said
+
+
+@pytest.mark.parametrize(("formula", "how"), [LOGISTIC, LINEAR], ids=["logistic", "linear"])
+def test_a_study_has_the_posterior_and_page_of_one_process(formula, how, tmp_path):
+    entries = {"rounds": 4, **how, "question": "Who dies?"}
+    project = study(tmp_path / "p", formula, **entries)
+    transport = wire(project, tmp_path / "states")
+    store, said = finished(project, tmp_path, transport)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the server prints them
+        tables = federations.from_frames({n: hospitals()[n] for n in ("basel", "bern", "chur")})
+        method = pyrofl.regression(formula, tables, **how)
+    run = pyrofl.fit(
+        method, tables, 4, stop_when="converged", progress=False, chunk_size=1, seed=project.seed
+    )
+    assert store.run.state.number == run.state.number
+    run = run.copy(state=replace(run.state, server=store.server.state.server))
+    expected = run.to_arviz(1000, progress=False)["posterior"]
+    out = tmp_path / "out/regression"
+    found = arviz.from_netcdf(out / "posterior.nc")["posterior"]
+    assert {"Intercept", "b", "sd_client"} <= set(found)
+    assert found.attrs["corrected"] == expected.attrs["corrected"]
+    for name in found:
+        np.testing.assert_allclose(found[name].values[0], expected[name].values[0], 1e-8, 1e-8)
+    for name in ("bern", "basel", "chur"):
+        own = arviz.from_netcdf(tmp_path / f"states/{name}/regression/posterior.nc")["posterior"]
+        effects = expected["r_client"].sel(client=[name])
+        np.testing.assert_allclose(
+            own["r_client"].values.ravel(), effects.values.ravel(), 1e-8, 1e-8
+        )
+    estimates = pd.read_csv(out / "estimates.csv", index_col="parameter")
+    assert estimates.index.tolist() == run.summary(1000).index.tolist()
+    page = (out / "report.html").read_text()
+    assert "<h1>Who dies?</h1>" in page
+    assert "4 of 68 rows are dropped" in page or "5 of 68 rows are dropped" in page
+    assert any("regression: the sites agreed on " in line for line in said)
+    assert any("warning: chur has fewer than" in line for line in said)
+    assert "b[" in store.table()
+
+
+def test_a_hostile_site_ends_the_agreement_with_its_name(tmp_path):
+    project = study(tmp_path / "p", LINEAR[0])
+
+    def spoil(number, node, answer):
+        described = [flat for label, flat in answer.items() if label.startswith("described")]
+        for flat in described if node == 11 else ():
+            flat["reports"] = flat["reports"].replace('"m"', "7")
+        return answer
+
+    transport = wire(project, tmp_path / "states", spoil=spoil)
+    with pytest.raises(ValueError, match="basel: columns: column sex: got levels of type int, str"):
+        finished(project, tmp_path, transport)
+
+
+def test_a_site_without_a_column_is_named(tmp_path):
+    frames = hospitals()
+    frames["basel"] = frames["basel"].rename(columns={"age": "Age"})
+    project = study(tmp_path / "p", LINEAR[0], frames)
+    with pytest.raises(ValueError, match=r"^basel: basel: column age is missing; expected"):
+        finished(project, tmp_path, wire(project, tmp_path / "states"))
+
+
+def test_a_silent_site_is_asked_again_and_named(tmp_path):
+    project = study(tmp_path / "p", LINEAR[0])
+    lost = []
+
+    def lose(number, node, answer):
+        is_lost = node == 12 and any(what.startswith("described") for what in answer)
+        lost.append(is_lost)
+        return None if is_lost and sum(lost) in losses else answer
+
+    losses = range(1, 3)
+    finished(project, tmp_path, wire(project, tmp_path / "states", spoil=lose))
+    assert sum(lost) > 3
+    losses, project = range(1, 10**6), study(tmp_path / "q", LINEAR[0])
+    with pytest.raises(Stopped, match=r"^chur did not reply to 3 requests on the columns"):
+        finished(project, tmp_path / "q", wire(project, tmp_path / "others", spoil=lose))
+
+
+def test_a_study_is_resumed_in_the_middle_of_the_agreement(tmp_path):
+    project = study(tmp_path / "p", LINEAR[0])
+    sent = []
+
+    def stop(number, node, answer):
+        sent.append([what for what in answer if what.startswith("described")])
+        if sum(map(len, sent)) == 4:
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        finished(project, tmp_path, wire(project, tmp_path / "states", spoil=stop))
+    _, said = finished(project, tmp_path, wire(project, tmp_path / "states"))
+    assert any("in 2 exchanges" in line for line in said)
+    assert (tmp_path / "out/regression/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ({"features": ["age"]}, "formula and features are given; expected one of them"),
+        ({"dtype": "float32"}, "dtype is 'float32'; expected 'float64' with a formula"),
+        ({"test-fraction": 0.2}, "test-fraction is 0.2; expected 0.0 with a formula"),
+    ],
+)
+def test_settings_that_do_not_fit_a_formula_are_refused(entries, text, tmp_path):
+    with pytest.raises(ValueError, match=text):
+        study(tmp_path / "p", LINEAR[0], **entries)
+
+
+def test_what_leaves_is_told_before_anything_leaves(tmp_path):
+    project = study(tmp_path / "p", LINEAR[0])
+    told = leaving(project, tables_of(project, str(tmp_path / "p/sites/chur.csv"), "chur"))
+    assert "columns: numbers of rows and of missing values; levels of categories" in told
+    assert "means and spreads" in told
+    assert "scores: none" in told
+    assert "up/" in told
+    assert "note" not in told
