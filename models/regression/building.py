@@ -28,7 +28,7 @@ from pyrofl.models.regression.table_checks import warn_of_tables
 class Settings:
     """Arguments of `pyrofl.regression` but the data."""
 
-    formula: str | Mapping[str, str]
+    formula: str | Mapping[str, str | float]
     family: str = "gaussian"
     link: str | None = None
     priors: Mapping[str, Any] | None = None

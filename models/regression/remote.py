@@ -81,7 +81,7 @@ class RegressionServer:
     @checked
     def __init__(
         self,
-        formula: str | Mapping[str, str],
+        formula: str | Mapping[str, str | float],
         clients: Mapping[str, Sequence[str]] | Sequence[str],
         *,
         family: str = "gaussian",
@@ -250,7 +250,7 @@ class RegressionClient:
     @checked
     def __init__(
         self,
-        formula: str | Mapping[str, str],
+        formula: str | Mapping[str, str | float],
         tables: Tables,
         *,
         family: str = "gaussian",
