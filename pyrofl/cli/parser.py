@@ -34,7 +34,7 @@ from pyrofl.cli.rows import (
     UNTUNED,
     rows_of,
 )
-from pyrofl.experiments.console import complaint, ended, show
+from pyrofl.experiments.console import complaint, ended, say, show
 from pyrofl.experiments.experiment import (
     Experiment,
     options,
@@ -107,6 +107,8 @@ def on_experiment(place: str) -> Callable[[Namespace], None]:
             raise ValueError(f"{name}: METHOD is missing; expected one of pyrofl list methods")
         for method in experiment.methods:
             check_name(method, summaries(), "method")
+        if "torch" not in sys.modules and sys.stderr.isatty():  # importing it takes some seconds
+            say(experiment, "loading PyTorch")
         load(place)(experiment)
 
     return do

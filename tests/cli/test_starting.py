@@ -144,3 +144,17 @@ def test_text_classes_under_a_bernoulli_model_are_refused_in_a_line():
     assert "accuracy" in pyrofl.evaluate(method, numbers, run.state).values
     with pytest.raises(ValueError, match="response of the method's model is Bernoulli; pass y as"):
         pyrofl.evaluate(method, texts, run.state)
+
+
+@pytest.mark.parametrize("words", [[], ["--quiet"]])
+def test_a_terminal_shows_at_once_that_libraries_are_loaded(words, capsys, monkeypatch):
+    shown = []
+
+    def load(place):
+        return lambda experiment: shown.append(capsys.readouterr().err)
+
+    monkeypatch.setattr("pyrofl.cli.parser.load", load)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delitem(sys.modules, "torch")
+    assert main(["run", "local", *words]) == 0
+    assert shown == ["" if words else "loading PyTorch\n"]
