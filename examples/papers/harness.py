@@ -25,6 +25,7 @@ from pyrofl.data import Dataset
 from pyrofl.experiments.methods import builds, methods
 from pyrofl.experiments.settings import accepted
 from pyrofl.experiments.tasks import Task, participation
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.models import fedavg
@@ -177,6 +178,13 @@ class Trial:
         seeds = Seeds(self.seed, self.seed, self.seed)
         return Task(self.seed, self.seed, seeds, data, net, dataset.likelihood)
 
+    def built(self, *words: str) -> Method:
+        """Return the method, with further settings."""
+        (method,) = methods(
+            (self.method,), (*self.words, *words), self.task, self.settings.rounds
+        ).values()
+        return method if isinstance(method, Method) else method(self.settings.rounds)
+
     def fit(self, data: Federation | None = None, **more: Any) -> pyrofl.Run:
         """Fit the method to the task's data, or to other rows of the same clients."""
         s, task = self.settings, self.task
@@ -245,11 +253,12 @@ class Study:
     def words(self, size: str, case: str, name: str, grid: str = "") -> tuple[str, ...]:
         """Return the settings of the method: shared ones, those chosen, those of its row."""
         entry, settings = self.entries[name], self.settings(size, case, name)
-        accepted = _accepted(entry.method)
-        words = {w.partition("=")[0]: w for w in settings.words if w.partition("=")[0] in accepted}
+        known = _accepted(entry.method)
+        words = {w.partition("=")[0]: w for w in settings.words if w.partition("=")[0] in known}
         if self.tuning:
             words |= tuned(self.tuning).get(entry.method, {})
-        several = (*grid.split(), *entry.words, *(entry.paper if size == "paper" else ()))
+        tried = [w for w in grid.split() if w.partition("=")[0] in known]
+        several = (*tried, *entry.words, *(entry.paper if size == "paper" else ()))
         words |= {word.partition("=")[0]: word for word in several}
         return tuple(words.values())
 

@@ -48,7 +48,7 @@ def make_up(folder: Path) -> None:
     """Write small files with random images of each class, in the layout of the real ones."""
     rng = np.random.default_rng(0)
     for name, (pixels, colors, classes, coarse, column) in MADE_UP.items():
-        each = 16 if classes <= 20 else 6
+        each = 16 if classes <= 20 else 10
         labels = np.tile(np.arange(classes), each)
         centers = rng.uniform(40, 215, (classes, pixels, pixels, colors))
         images = np.clip(

@@ -7,9 +7,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from statistics import mean, stdev
 from typing import Any
 
+import harness
 from claims import above_fedavg, claims, hundred
 from commands import commands
 from files import (
@@ -284,7 +287,77 @@ def entropies() -> str:
     return markdown(head, rows)
 
 
+def outcomes(paper: str) -> str:
+    """Return what became of the claims of a paper: its differences, ours, a word, a command."""
+    rows = []
+    for name, study in studies_of(paper).items():
+        lines = harness.results(paper, name, study)
+        command = f"`reproduce.py {paper} {name}`"
+        for place, claim in enumerate(study.claims):
+            found = harness.judge(paper, name, study, claim, lines)
+            title = study.title if place == 0 else ""
+            rows.append([title, claim.text, found.paper, found.here, found.word, command])
+    head = ["table or figure", "claim", "difference: paper", "size small", "outcome", "command"]
+    return markdown(head, rows)
+
+
+def studies_of(paper: str) -> dict[str, harness.Study]:
+    """Return the studies of a paper by name."""
+    found: dict[str, harness.Study] = import_module(f"{paper}.studies").STUDIES
+    return found
+
+
+def counts() -> str:
+    """Return how many claims of each paper have which outcome."""
+    words = ("reproduced", "direction holds", "not reproduced", "not run", "not tried")
+    rows = []
+    for paper, title in harness.PAPERS.items():
+        told = [
+            harness.judge(paper, name, study, claim, harness.results(paper, name, study)).word
+            for name, study in studies_of(paper).items()
+            for claim in study.claims
+        ]
+        of = [next(w for w in words if text.startswith(w)) for text in told]
+        link = f"[{title}]({paper}/README.md)"
+        rows.append([link, str(len(of)), *(str(of.count(word)) for word in words)])
+    return markdown(["paper", "claims", *words], rows)
+
+
+def cells(paper: str) -> str:
+    """Return the tables of all studies that have results at size small."""
+    parts = []
+    for name, study in studies_of(paper).items():
+        lines = harness.results(paper, name, study)
+        run = {(line["case"], line["row"]): line for line in lines}
+        cases = [case for case in study.cases if any(at == case for at, _ in run)]
+        metrics = study.metrics[: study.shown]
+        if not run:
+            continue
+        columns = [(case, metric) for case in cases for metric in metrics]
+        head = [study.title]
+        for case, metric in columns:
+            what = f"{case + ', ' if case and len(cases) > 1 else ''}{metric.replace('_', ' ')}"
+            head += [f"{what} (paper)", what]
+        rows = []
+        for row in study.entries:
+            shown = [row]
+            for case, metric in columns:
+                ours = harness.of_cell(lines, case, row, metric, study.scale)
+                shown += [harness.values_of_paper(paper, name, case, row, metric)]
+                shown += [spread(list(ours.values())) if len(ours) >= harness.REPORTED else ""]
+            rows.append(shown)
+        of = [n for n, word in enumerate(head) if n == 0 or any(row[n] for row in rows)]
+        kept = markdown(
+            [head[n] for n in of], [[row[n] for n in of] for row in rows if any(row[1:])]
+        )
+        parts.append(f"{study.about}\n\n{kept}")
+    return "\n\n".join(parts) or "No study has been run at size small."
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    **{f"outcomes_{p}": partial(outcomes, p) for p in harness.PAPERS},
+    **{f"cells_{p}": partial(cells, p) for p in harness.PAPERS},
+    "counts": counts,
     "students": lambda: students("students.csv"),
     "one_round": lambda: students("one_round.csv"),
     "cifar10": lambda: students("cifar10.csv"),

@@ -176,7 +176,7 @@ STUDIES: dict[str, Study] = {
             *ahead("50 clients", "personal", "pFedMe", "FedRep", "Local"),
             *ahead("50 clients", "global", "FedAvg"),
             Claim(
-                "small clients gain more than large ones over Local (figure 2)",
+                "small clients gain over Local (figure 2)",
                 "pFedVEM",
                 "Local",
                 "50 clients",

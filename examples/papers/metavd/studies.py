@@ -1,0 +1,191 @@
+"""Tables of MetaVD (Jeon and others, NeurIPS 2023), whose text here has few of their numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness import Case, Claim, Entry, Settings, Study, Trial
+from plots import compared
+
+from pyrofl.metrics import calibration_error
+
+METRICS = ("test", "ood", "ood_ece", "ood_mce", "sparsity")
+
+
+def measure(trial: Trial) -> Mapping[str, float | None]:
+    """Return accuracies of training and held-out (OOD) clients, ECE and MCE of the latter.
+
+    Methods with random weights are tested with ten draws.
+    """
+    run = trial.fit()
+    how: dict[str, Any] = {"adaptation": "fine_tune" if run.method.adapt else "none"}
+    random = trial.method == "metavd" and "dropout=none" not in trial.words
+    how |= {"draws": 10 if random else None}
+    bins = run.calibration(population="held_out", **how)
+    ece, mce = (float(value.mean()) for value in calibration_error(bins))
+    scores: dict[str, float | None] = {"ood_ece": ece, "ood_mce": mce}
+    scores["test"] = run.evaluate(**how).mean("accuracy")
+    scores["ood"] = run.evaluate(population="held_out", **how).mean("accuracy")
+    if trial.method == "metavd":
+        scores["sparsity"] = float(run.statistics()["sparsity"].mean())
+    return scores
+
+
+X = {"FedAvg": "fedavg", "Reptile": "reptile", "MAML": "maml", "PerFedAvg": "perfedavg"}
+
+
+def on(name: str, *words: str) -> Entry:
+    """Return MetaVD, or the method X that it builds on, with the settings of MetaVD's tuning."""
+    return Entry("metavd", (f"on={X[name]}", *words), paper=("lr=0.02",))
+
+
+PLAIN = {name: on(name, "dropout=none") for name in X}
+METAVD = {f"{name} + MetaVD": on(name) for name in X}
+WORDS = ("epochs=5", "batch=64", "lr=0.02")
+BASELINES = {
+    "FedAvg": PLAIN["FedAvg"],
+    "FedAvg + FT": Entry("fedavg", ("fine_tune=1",)),
+    "FedProx": Entry("fedprox", ("mu=0.1",)),
+    "FedBE": Entry("fedbe", changes={"server_data": 0.04}),
+    "pFedGP": Entry("pfedgp"),
+}
+BASE = Settings(
+    data="cifar10",
+    partition="dirichlet:0.1,min=4",
+    clients=100,
+    held_out=30,
+    net="cnn-metavd",
+    rounds=1000,
+    participation="10",
+    words=WORDS,
+)
+SMALL = {
+    "pixels": 16, "per_class": 300, "tested": 100, "clients": 20, "held_out": 6,
+    "net": "mlp:64,32", "rounds": 20, "participation": "0.5",
+}  # fmt: skip
+SLOW = "longer than minutes on two cores"
+SMOKE = {"held_out": 4, "net": "mlp:8,4", "partition": "iid", "per_class": None, "tested": None,
+         "participation": "0.5"}  # fmt: skip
+HETEROGENEITY = {
+    f"{label}, Dirichlet({alpha})": Case(
+        {"data": data, "partition": f"dirichlet:{alpha},min=4"},
+        {"per_class": rows},
+        "" if (data, alpha) == ("cifar10", 0.5) else SLOW,
+    )
+    for label, data, rows in (("CIFAR-10", "cifar10", 300), ("CIFAR-100", "cifar100", 30))
+    for alpha in (0.1, 0.5, 5)
+}
+TEN = "CIFAR-10, Dirichlet(0.5)"
+COMMON: dict[str, Any] = {
+    "base": BASE,
+    "small": SMALL,
+    "smoke": SMOKE,
+    "metrics": METRICS,
+    "measure": measure,
+    "shown": 4,
+    "tuning": "cifar10/budget.csv",
+    "figure": compared("test", "ood"),
+}
+
+
+def better(name: str, case: str, metric: str = "ood", sign: int = 1, of: str = "") -> Claim:
+    """Return the claim that X + MetaVD is better than X."""
+    what = {"test": "accuracy", "ood": "accuracy of held-out clients"}
+    what |= {"ood_ece": "ECE of held-out clients", "ood_mce": "MCE of held-out clients"}
+    word = "above" if sign > 0 else "below"
+    of = of or f"{name} + MetaVD"
+    text = f"{what[metric]} of {of} {word} {name}'s, {case}"
+    return Claim(text, of, name, case, metric, sign=sign, paper="higher" if sign > 0 else "lower")
+
+
+PARTICIPATION = {f"{n} of 160 clients": n for n in (40, 20, 10)}
+STUDIES: dict[str, Study] = {
+    "table1": Study(
+        title="tables 1 and 3",
+        about="Accuracy, and calibration of held-out (OOD) clients with 15 bins of the largest "
+        "probability. The hypernetwork has three hidden layers, as in the authors' code; the "
+        "paper says two.",
+        cases={TEN: HETEROGENEITY[TEN]} | HETEROGENEITY,
+        entries=BASELINES | {n: e for n, e in PLAIN.items() if n != "FedAvg"} | METAVD,
+        claims=(
+            *(better(name, TEN, "test") for name in X),
+            *(better(name, TEN) for name in X),
+            better("Reptile", TEN, "ood_ece", -1),
+            better("Reptile", TEN, "ood_mce", -1),
+            better("Reptile", "CIFAR-100, Dirichlet(0.5)"),
+        ),
+        **COMMON,
+    ),
+    "table2": Study(
+        title="table 2",
+        about="One dropout rate of each weight for all clients (VD), one for each client without "
+        "hypernetwork (EnsembleVD), and MetaVD.",
+        cases={"CIFAR-100": Case({"data": "cifar100", "partition": "dirichlet:0.5,min=4"})},
+        entries={
+            "Reptile": PLAIN["Reptile"],
+            "Reptile + VD": on("Reptile", "dropout=vd"),
+            "Reptile + EnsembleVD": on("Reptile", "dropout=ensemble"),
+            "Reptile + MetaVD": METAVD["Reptile + MetaVD"],
+        },
+        claims=tuple(
+            Claim(
+                f"MetaVD above {name}", "Reptile + MetaVD", name, "CIFAR-100", "ood",
+                paper="higher",
+            )
+            for name in ("Reptile", "Reptile + VD", "Reptile + EnsembleVD")
+        ),
+        **COMMON | {"small": SMALL | {"data": "cifar10"}},
+    ),
+    "table4": Study(
+        title="table 4",
+        about="Participation with 160 training and 40 held-out writers of FEMNIST.",
+        cases={
+            name: Case({"participation": str(n)}, untried="FEMNIST could not be obtained")
+            for name, n in PARTICIPATION.items()
+        },
+        entries={n: e for n, e in (BASELINES | PLAIN | METAVD).items() if n in (
+            "FedAvg", "FedAvg + FT", "Reptile", "FedAvg + MetaVD", "Reptile + MetaVD",
+        )},
+        claims=tuple(better("Reptile", name) for name in PARTICIPATION),
+        **COMMON
+        | {"base": Settings(data="femnist", partition="groups", clients=160, held_out=40,
+                            net="cnn-metavd", pixels=32, rounds=1000, words=WORDS)}
+        | {"smoke": SMOKE
+           | {"partition": "groups", "clients": None, "held_out": 1, "pixels": None}},
+    ),
+    "table5": Study(
+        title="table 5",
+        about="Data sets joined as domains. The first column is a stand-in that the paper lacks.",
+        cases={
+            "Fashion-MNIST + MNIST (stand-in)": Case({"data": "fashion_mnist+mnist"}),
+            "CelebA + CIFAR-100": Case(
+                {"data": "celeba+cifar100"}, untried="CelebA could not be obtained"
+            ),
+            "CIFAR-100 + FEMNIST": Case(
+                {"data": "cifar100+femnist"}, untried="FEMNIST could not be obtained"
+            ),
+            "CelebA + CIFAR-100 + FEMNIST": Case(
+                {"data": "celeba+cifar100+femnist"}, untried="CelebA could not be obtained"
+            ),
+        },
+        entries=PLAIN | METAVD,
+        claims=(
+            better("Reptile", "Fashion-MNIST + MNIST (stand-in)"),
+            better("Reptile", "CIFAR-100 + FEMNIST"),
+            better("Reptile", "CelebA + CIFAR-100"),
+        ),
+        **COMMON | {"smoke": SMOKE | {"pixels": 8}},
+    ),
+    "table6": Study(
+        title="tables 6, 16 and 17",
+        about="Weights with dropout rates above 0.9 are dropped (DP), or those of SNIP.",
+        cases={TEN: HETEROGENEITY[TEN]} | HETEROGENEITY,
+        entries=METAVD
+        | {f"{name} + MetaVD + DP": on(name, "prune=0.9") for name in X if name != "FedAvg"}
+        | {f"{name} + SNIP": on(name, "dropout=none", "prune=snip") for name in X},
+        claims=(
+            Claim("accuracy is unchanged with DP", "Reptile + MetaVD + DP", "Reptile + MetaVD", TEN,
+                  "test", sign=0, paper="within a point"),
+        ),
+        **COMMON | {"shown": 5},
+    ),
+}  # fmt: skip
