@@ -332,7 +332,7 @@ def exchange(
         else:
             answers[at[node]] = answer
     if missing := sorted(set(at.values()) - answers.keys() - refused.keys()):
-        registry.say(f"no reply of {', '.join(missing)} within {timeout:g} s")
+        registry.say(f"no reply of {', '.join(missing)}")
     return answers, refused
 
 
