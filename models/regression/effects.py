@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, ProperShare, check_name, checked
 from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.models.regression.averages import marginal, r2, row_draws, standardize
 from pyrofl.models.regression.design import Design, Grouped, level_text
 from pyrofl.models.regression.prediction import (
     NEW,
@@ -30,8 +31,22 @@ from pyrofl.models.regression.prediction import (
 )
 from pyrofl.models.regression.priors import of
 from pyrofl.models.regression.program import coefficients
+from pyrofl.models.regression.ratio_figures import caterpillar, funnel
+from pyrofl.models.regression.result_tables import interval_table, ratio_table
 
-__all__ = ["conditional", "forest", "groups", "predict", "ratios"]
+__all__ = [
+    "caterpillar",
+    "conditional",
+    "forest",
+    "funnel",
+    "groups",
+    "marginal",
+    "predict",
+    "r2",
+    "ratios",
+    "row_draws",
+    "standardize",
+]
 
 WIDE = 2.0  # standard deviations around the mean, over which a conditional effect is shown
 
@@ -71,7 +86,7 @@ def ratios(fitted: Any, prob: ProperShare = 0.95, draws: Count | None = None) ->
     drawn = posterior_draws(fitted, draws)
     every = coefficient_draws(method, drawn).items()
     values = {term: value for term, value in every if term.partition(" (")[0] != "Intercept"}
-    table = _ratios(values, prob)
+    table = ratio_table(values, prob)
     table.index.name = name
     return table
 
@@ -85,13 +100,6 @@ def _ratio_name(method: Any) -> str:
             "use Run.summary for differences"
         )
     return name
-
-
-def _ratios(values: Mapping[Any, Tensor], prob: float) -> pd.DataFrame:
-    """Return median, interval and probability above 1 of exp of draws [S] of each quantity."""
-    table = _table({term: value.exp() for term, value in values.items()}, prob)
-    above = [float((value > 0).double().mean()) for value in values.values()]
-    return table.drop(columns=["mean", "sd"]).assign(p_above_1=above)
 
 
 @checked
@@ -141,7 +149,7 @@ def groups(
         for level, term, effect in _effects(one, drawn, design.client):
             more = _population(method, drawn, term, one.parameter) if total else 0.0
             values[one.group.name, level, of_parameter(one, term)] = effect + more
-    table = _ratios(values, prob) if ratio else _table(values, prob)
+    table = ratio_table(values, prob) if ratio else interval_table(values, prob)
     table.index = pd.MultiIndex.from_tuples(values, names=["group", "level", "term"])
     table.attrs["ratio"] = name
     return table
@@ -196,7 +204,7 @@ def forest(
         one, entry = having[name]
         value = _population(method, posterior_draws(fitted, draws), entry, one.parameter)
         if torch.is_tensor(value):
-            rows.append(_table({"population": value}, prob).iloc[:, [0, 3, 4]])
+            rows.append(interval_table({"population": value}, prob).iloc[:, [0, 3, 4]])
     every = pd.concat(rows)
     summary = tuple(every.to_numpy().T)
     title = f"{term} of {name}" if total else f"{term}: deviation of {name}"
@@ -314,7 +322,7 @@ def conditional(
         grid = grid.loc[grid.index.repeat(len(classes))].reset_index(drop=True)
         grid["class"] = classes * (len(grid) // len(classes))
         response = f"probability of {response}"
-    table = _table(dict(enumerate(mean.flatten(1).T)), prob).drop(columns="sd")
+    table = interval_table(dict(enumerate(mean.flatten(1).T)), prob).drop(columns="sd")
     table_of_rows = pd.concat([grid, table], axis=1)
     if design.family.kind == "cox":
         response = "log relative hazard"
@@ -414,14 +422,3 @@ def _effects(
     for level, effect in levels:
         for term, draws in zip(one.entries, effect.unbind(-1), strict=True):
             yield level, term, draws
-
-
-def _table(values: Mapping[Any, Tensor], prob: float) -> pd.DataFrame:
-    """Return mean, sd, median and interval of draws [S] of each quantity."""
-    ends = (1 - prob) / 2, (1 + prob) / 2
-    names = ["mean", "sd", "median", *(f"{100 * end:.4g}%" for end in ends)]
-    rows = [
-        [float(v.mean()), float(v.std()), *np.quantile(v.numpy(), [0.5, *ends]).tolist()]
-        for v in values.values()
-    ]
-    return pd.DataFrame(rows, list(values), names)

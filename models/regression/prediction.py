@@ -42,8 +42,9 @@ DRAWN = 2000  # draws of the posterior, of all runs together
 PIECE = 512  # rows that are predicted at once
 NEW = "new client"
 
-Effects = Literal["client", "none"]
-"""Whether the effects of groups are those of a client and its levels, or 0."""
+Effects = Literal["client", "shared", "none"]
+"""Whether effects of groups are those of a client and its levels, those of levels that several
+clients have (others being 0), or 0."""
 
 
 class RegressionDraws(NamedTuple):
@@ -234,7 +235,8 @@ def run_program(
         values[site] = values[site].narrow(axis, 0, held)
         if one.count > held:
             levels[site] = axis
-    zero = [f"r_{one.name}" for one in groups] if effects == "none" else []
+    zero = [f"r_{one.name}" for one in groups if effects == "none" or one.kind != "shared"]
+    zero = [] if effects == "client" else zero
     columns = wide.x(frame, client)
     _refuse_infinite(wide, columns, frame)
     x = tensor(columns)[None]
