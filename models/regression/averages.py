@@ -116,8 +116,8 @@ def marginal(
     """Return marginal means for values of a column, and their contrasts, over all clients' rows.
 
     The marginal mean of a value is the mean expected response of all rows, with the column set to
-    the value and all else as observed, as of `avg_predictions` of the R package marginaleffects
-    (g-computation). Effects of clients and levels are those of each row.
+    the value and other columns as observed, as of `avg_predictions` of the R package
+    marginaleffects (g-computation). Effects of clients and levels are those of each row.
 
     Args:
         fitted: a run of a regression, or several.
