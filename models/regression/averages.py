@@ -5,7 +5,7 @@ Clients contribute sums over their rows at each posterior draw; functions are in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
@@ -91,7 +91,7 @@ def standardize(
         )
     drawn = posterior_draws(fitted, draws)
     logs, table = {}, {}
-    for name, frame in design.clients.frames.items():
+    for name, frame in _frames(design).items():
         weights = design.of_response("weights", frame)
         predicted, expected = (
             _sum(method, drawn, frame, name, effects) for effects in ("client", "shared")
@@ -146,7 +146,7 @@ def marginal(
     if len(chosen) < 2 or len(set(chosen)) < len(chosen):
         raise ValueError(f"values are {chosen!r}; expected two or more, all different")
     drawn = posterior_draws(fitted, draws)
-    frames = design.clients.frames
+    frames = _frames(design)
     count = sum(float(design.of_response("weights", f).sum()) for f in frames.values())
     means: dict[Any, Tensor] = {}
     for value in chosen:
@@ -191,7 +191,7 @@ def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> 
     drawn = posterior_draws(fitted, draws)
     zero = torch.zeros(len(next(iter(drawn.sites.values())))).double()
     count, first, square, residual = 0.0, zero, zero, zero
-    for name, frame in design.clients.frames.items():
+    for name, frame in _frames(design).items():
         weights = tensor(design.of_response("weights", frame))
         count += float(weights.sum())
         for rows, some in _pieces(method, drawn, frame, name, "client"):
@@ -232,10 +232,11 @@ def row_draws(
     design: Design = method.design
     _refuse_classes(design)
     drawn = posterior_draws(fitted, draws)
-    frames = dict(design.clients.frames)
     if rows is None and client is not None:
         raise ValueError("client is given without rows; expected rows, or neither")
-    if rows is not None:
+    if rows is None:
+        frames = dict(_frames(design))
+    else:
         if client is not None:
             check_name(client, drawn.clients, "client")
         frames = {client or NEW: read_table(design, rows, client or NEW)}
@@ -254,6 +255,15 @@ def row_draws(
     owners = [site for site, frame in frames.items() for _ in range(len(frame))]
     axes = dict.fromkeys((f"predictions/{n}" for n in values), ("chain", "draw", "row"))
     return inference_data({"predictions": values}, axes, {}, {"row_client": ("row", owners)})
+
+
+def _frames(design: Design) -> Mapping[str, pd.DataFrame]:
+    """Return the rows of each client whose rows are here; raise ValueError if there are none."""
+    if not design.clients.frames:
+        raise ValueError(
+            "no client has its rows here, as on a server; expected a call at the clients"
+        )
+    return design.clients.frames
 
 
 def _refuse_classes(design: Design) -> None:
