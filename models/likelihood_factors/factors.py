@@ -112,11 +112,13 @@ def normal_equations(
     """Return A [m, m, S, J] and b [m, S, J]; the arguments are those of `integrate`."""
     p, shift, precision = u.shape[-1], factors["shift"], factors["precision"]
     scaled, m = root * noise.sqrt()[:, None, None], root.shape[-1]
-    a = torch.einsum("sik,jil,slm->kmsj", scaled, precision[:, p:, p:], scaled)
+    # Two operands each, as einsum searches for an order of more at every call.
+    half = torch.einsum("jil,slm->jism", precision[:, p:, p:], scaled)
+    a = torch.einsum("sik,jism->kmsj", scaled, half)
     across = precision[:, p:, :p].flatten(0, 1)
     pull = shift[:, p:] - (u @ across.mT).unflatten(1, (len(shift), m))
     return a + torch.eye(m).to(a)[:, :, None, None], torch.einsum(
-        "sik,sji,s->ksj", root, pull, noise
+        "sik,sji->ksj", root * noise[:, None, None], pull
     )
 
 

@@ -22,6 +22,7 @@ from pyrofl.inference.definition.metadata import (
 from pyrofl.inference.definition.method import Method, Phase, View
 from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.inference.posteriors.proposals import ServerDraws
+from pyrofl.models.likelihood_factors.captured import CapturedPrior
 from pyrofl.models.likelihood_factors.factors import (
     Factor,
     integrate,
@@ -310,7 +311,7 @@ class LikelihoodFactors:
         It is a normal of non-centered variables, as the mode of others may be at a scale of 0.
         """
         mean, sd = self.structure.shared_sites.prior()
-        variables = Variables(self.structure, self._evaluated, torch.zeros_like(mean).double())
+        variables = Variables(self.structure, self._prior(), torch.zeros_like(mean).double())
         log_density, (mean, sd) = self._sampled(factors, variables), variables.start()
         at = find_mode(log_density, mean)
         values, vectors = torch.linalg.eigh(curvature(log_density, at))
@@ -365,12 +366,16 @@ class LikelihoodFactors:
         h[self.structure.reads] = factors["precision"].sum(0).diagonal()[:p]
         with torch.no_grad():
             h *= self._stated(self._evaluated(u))[2].median()
-        return Variables.of(self.structure, self._evaluated, u, h)
+        return Variables.of(self.structure, self._prior(), u, h)
 
     def _evaluated(self, u: Tensor) -> ProgramDensities:
         """Run the program's prior at draws [S, d]."""
         none = u.new_zeros(len(u), 1, self.structure.client_sites.size)
         return self.structure.evaluate(u[:, None], none, self.blank)
+
+    def _prior(self) -> CapturedPrior:
+        """Return the program's prior for many evaluations."""
+        return CapturedPrior(self.structure, self.blank)
 
     def _stated(self, evaluated: ProgramDensities) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""

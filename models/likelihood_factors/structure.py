@@ -151,16 +151,38 @@ class Structure:
             for name, site in observed(p):
                 value = weighed(site, log_prob(name, site))
                 likelihood = likelihood + per_draw(value, len(batch))
-        roots = self._roots(u, values, handler.roots)
+        roots = self.roots(u, values, handler.roots)
         sizes = {s.name: (*u.shape[:-1], len(s.mean)) for s in self.shared_sites.sites}
         none = {name: (u.new_zeros(size), u.new_ones(size)) for name, size in sizes.items()}
         pairs = zip(*({**none, **moments}[name] for name in none), strict=True)
         loc, scale = (
             torch.cat([v.expand(*u.shape[:-1], -1) for v in parts], -1) for parts in pairs
         )
-        return ProgramDensities(prior, likelihood, roots, _response(p, batch), loc, scale)
+        return ProgramDensities(prior, likelihood, roots, response_of(p, batch), loc, scale)
 
-    def _roots(
+    def trace(self, values: Tensors, batch: Batch, points: int) -> tuple[Any, NonCentered]:
+        """Run the program at values [S, C, 1, *p] of its shared sites, without own noise.
+
+        Return Pyro's trace, and the roots of own sites that the program states.
+        """
+        handler = NonCentered(self.centered)
+        none = next(iter(values.values())).new_zeros(points, len(batch), 1)
+
+        def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+            with batch.clients():
+                for name, value in values.items():
+                    pyro.sample(name, dist.Delta(value, event_dim=value.dim() - 3))
+                eta = none[..., None].expand(-1, -1, -1, self.client_sites.size)
+                self.client_sites.sample(eta, none, 0.0, batch.mask.shape[1])
+
+        def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+            with handler:
+                self.program(received, local, batch)
+
+        with pyro.validation_enabled(False), default_type(none.dtype):
+            return traces(model, guide, {}, {}, batch, points)[1], handler
+
+    def roots(
         self, u: Tensor, values: Tensors, stated: Mapping[str, tuple[Tensor, bool]]
     ) -> Tensor:
         """Return T [S, C, m, m], given u, values of shared sites, and roots that were stated."""
@@ -184,7 +206,7 @@ class Structure:
         return _block_diagonal(parts, u)
 
 
-def _response(trace: Any, batch: Batch) -> Response | None:
+def response_of(trace: Any, batch: Batch) -> Response | None:
     """Return the response of a program's trace, or None if it is not normal."""
     sites = [site for _, site in observed(trace)]
     if len(sites) != 1 or not isinstance(base_of(sites[0]["fn"]), torch.distributions.Normal):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyrofl.inference.hmc import LogDensity, covariance_root
 from pyrofl.inference.posteriors.proposals import ModeSearch, ServerDraws
+from pyrofl.models.likelihood_factors.captured import CapturedPrior
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure
 from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
@@ -75,13 +76,11 @@ class Variables:
     """
 
     structure: Structure
-    prior: Callable[[Tensor], ProgramDensities]
+    prior: CapturedPrior
     power: Tensor
 
     @classmethod
-    def of(
-        cls, structure: Structure, prior: Callable[[Tensor], ProgramDensities], u: Tensor, h: Tensor
-    ) -> Variables:
+    def of(cls, structure: Structure, prior: CapturedPrior, u: Tensor, h: Tensor) -> Variables:
         """Choose the exponents, given draws u [S, d] and the precision h [d] of the factors."""
         with torch.no_grad():
             rows = h.clamp(min=0.0) * prior(u).scale[:, 0].median(0).values.square()
@@ -102,14 +101,14 @@ class Variables:
 
     def shared(self, w: Tensor) -> tuple[Tensor, ProgramDensities, Tensor]:
         """Return u at w [S, d], the prior there, and the log Jacobian [S]."""
-        u = w
-        for _ in range(len(self.structure.spread) + 1):  # scales may be effects themselves
-            evaluated = self.prior(u)
-            growth = evaluated.scale[:, 0] ** (1 - self.power)
-            before, u = u, evaluated.loc[:, 0] + growth * w
+        u, growth = w, torch.ones_like(w)
+        for _ in self.structure.spread:  # scales may be effects themselves
+            loc, scale = self.prior.spread(u)
+            growth = scale[:, 0] ** (1 - self.power)
+            before, u = u, loc[:, 0] + growth * w
             if torch.equal(before, u):
                 break
-        return u, evaluated, growth.log().sum(-1)
+        return u, self.prior(u), growth.log().sum(-1)
 
     def standardized(
         self,
