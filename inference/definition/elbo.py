@@ -401,7 +401,8 @@ def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
     Without draws there is no axis for them: [..., C, B or 1]; the result is [S or 1, C] or [1, C].
     """
     if value.dim() < 2 or value.shape[-2] != clients:
-        value = value.expand(torch.broadcast_shapes(value.shape, (clients, 1)))
+        # Not `torch.broadcast_shapes`, which imports SymPy.
+        value = torch.broadcast_tensors(value, value.new_empty(clients, 1))[0]
     value = value.sum(-1)
     num_plates = value.dim() - (2 if num_particles else 1)
     if num_plates > 0:

@@ -139,7 +139,7 @@ class Reruns:
         if of_rows(site):
             weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
             one, two = (
-                v.expand(torch.broadcast_shapes(v.shape, b.mask.shape))
+                torch.broadcast_tensors(v, b.mask)[0]  # `torch.broadcast_shapes` imports SymPy
                 for v, b in ((one, self.look.batch), (two, other.batch))
             )
             pairs = [(one, two), (weights[0], weights[1])]

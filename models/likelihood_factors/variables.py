@@ -11,7 +11,8 @@ with the median of s. Factors stay normal in u, in which the likelihoods are nea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -25,7 +26,9 @@ from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structu
 from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
 
-STEPS = 200  # of the search for the first mode
+STEPS, MEMORY = 200, 10  # of the search for the first mode, and its pairs of changes
+FLAT, SHORTEST = 1e-9, 1e-12  # rise of a step that ends it, and shortest part of a step
+RISES = 1e-4  # least rise of a step, relative to that of the tangent
 FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
 SCANNED = 20  # at most as many variables are changed one by one
 RANGE, START = 3.0, 3.0  # sds of the prior, and of the draws, between which they are changed
@@ -33,26 +36,62 @@ LINEAR, GEOMETRIC = 24, 8  # points on each side
 
 
 def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
-    """Return the mode [1, d] of a log density from a start [d], with gradients."""
-    mode = start.clone()[None].requires_grad_()
-    search = torch.optim.LBFGS([mode], max_iter=STEPS, line_search_fn="strong_wolfe")
-    least, best = torch.inf, mode.detach().clone()
+    """Return the mode [1, d] of a log density from a start [d], with gradients.
 
-    def cost() -> Tensor:
-        """Return the negative log density, with its gradient for the search."""
-        nonlocal least, best
-        search.zero_grad()
-        value = -log_density(mode).sum()
-        value.backward()
-        if value.item() < least:
-            least, best = value.item(), mode.detach().clone()
-        return value
+    By L-BFGS (Nocedal and Wright, "Numerical Optimization", 2006, algorithm 7.4) with steps that
+    are shortened until the density rises, also where it is 0. Not by `torch.optim.LBFGS`, whose
+    constructor imports torch's compiler, which takes seconds.
+    """
+    at, (value, slope) = start[None], _with_slope(log_density, start[None])
+    pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=MEMORY)
+    for _ in range(STEPS):
+        way = _direction(slope, pairs)
+        rise, share = float((way * slope).sum()), 1.0
+        if not rise > FLAT:
+            break
+        new, (height, there) = at, (value, slope)
+        while share > SHORTEST:
+            new = at + share * way
+            height, there = _with_slope(log_density, new)
+            if height >= value + RISES * share * rise:
+                break
+            share /= 2
+        else:
+            break
+        change, bend = new - at, slope - there
+        if float((change * bend).sum()) > FLAT * float(bend.square().sum()):
+            pairs.append((change, bend))
+        at, value, slope = new, height, there
+    return at.detach().requires_grad_()
 
+
+def _with_slope(log_density: LogDensity, at: Tensor) -> tuple[float, Tensor]:
+    """Return a log density at a point [1, d] and its gradient; -inf where it is not finite."""
+    at = at.detach().requires_grad_()
     with torch.enable_grad():
-        search.step(cost)
-    with torch.no_grad():  # a line search may end where there is no density
-        ended = bool(log_density(mode).isfinite().all())
-    return (mode if ended else best).detach().requires_grad_()
+        value = log_density(at).sum() + 0 * at.sum()  # it may be constant
+        (slope,) = torch.autograd.grad(value, at)
+    finite = bool(value.isfinite() & slope.isfinite().all())
+    return (float(value.detach()) if finite else -torch.inf), slope.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _direction(slope: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the direction of ascent [1, d] of L-BFGS, given pairs of changes of point and slope.
+
+    The first has a length of at most 1.
+    """
+    if not pairs:
+        return slope / slope.norm().clamp(min=1.0)
+    way, weights = slope, []
+    for change, bend in reversed(pairs):
+        weight = (change * way).sum() / (change * bend).sum()
+        weights.append(weight)
+        way = way - weight * bend
+    change, bend = pairs[-1]
+    way = way * (change * bend).sum() / bend.square().sum()
+    for (change, bend), weight in zip(pairs, reversed(weights), strict=True):
+        way = way + (weight - (bend * way).sum() / (change * bend).sum()) * change
+    return way
 
 
 def curvature(log_density: LogDensity, at: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """The prior without runs of the program: equal to it, and no other program is captured."""
 
+import subprocess
+import sys
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -8,6 +11,7 @@ import torch
 from pyrofl import Federation
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.captured import CapturedPrior
+from pyrofl.models.likelihood_factors.variables import find_mode
 
 
 def data():
@@ -117,3 +121,40 @@ def test_the_captured_prior_and_its_gradient_are_those_of_the_program(program, s
             torch.testing.assert_close(part, value, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(slope, right, rtol=1e-9, atol=1e-9)
         assert (prior.captures.get(20) is not None) is (is_captured and k > 0)
+
+
+def banana(u):
+    """Rosenbrock's function with a mode at (1, 1, 1), without a density at u_0 < -1.5."""
+    off = u[:, 1:] - u[:, :-1].square()
+    value = -(100 * off.square() + (1 - u[:, :-1]).square()).sum(-1)
+    return torch.where(u[:, 0] < -1.5, -torch.inf, value)
+
+
+def test_the_first_mode_is_that_of_a_bent_density_with_a_bound():
+    mode = find_mode(banana, torch.tensor([-1.2, 1.0, 2.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        mode.detach(), torch.ones(1, 3, dtype=torch.float64), rtol=0, atol=1e-3
+    )
+
+
+def test_the_first_mode_of_a_normal_is_its_mean():
+    rng = torch.Generator().manual_seed(2)
+    root, mean = (
+        torch.randn(30, 30, generator=rng).double(),
+        torch.randn(30, generator=rng).double(),
+    )
+    precision = root @ root.mT + torch.eye(30)
+    mode = find_mode(
+        lambda u: -0.5 * torch.einsum("si,ij,sj->s", u - mean, precision, u - mean), 0 * mean
+    )
+    torch.testing.assert_close(mode.detach()[0], mean, rtol=0, atol=1e-4)
+
+
+def test_an_import_and_a_fit_do_not_load_torchs_compiler():
+    code = """
+import sys, torch
+from pyrofl.models.likelihood_factors.variables import find_mode
+find_mode(lambda u: -u.square().sum(-1), torch.ones(3).double())
+raise SystemExit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
