@@ -202,9 +202,8 @@ class CapturedPrior:
             return None
         pairs = [(getattr(expected, n), getattr(captured, n)) for n in COMPARED]
         if expected.response is not None and captured.response is not None:
-            sds = (expected.response.sd, captured.response.sd)
-            pairs.append(tuple(sd.expand(len(u), 1, -1)[..., :1] for sd in sds))
-        same = all(torch.allclose(a, b, SAME, 0.0, equal_nan=True) for a, b in pairs)
+            pairs.append((expected.response.sd, captured.response.sd))
+        same = all(torch.allclose(a, b.expand_as(a), SAME, 0.0, equal_nan=True) for a, b in pairs)
         return capture if same else None
 
     def _traced(self, u: Tensor, expected: ProgramDensities) -> Capture:
@@ -227,15 +226,15 @@ class CapturedPrior:
             base = base_of(site["fn"])
             if not isinstance(base, torch.distributions.Normal):
                 raise CannotCapture
-            parts = (v.expand(value.shape) for v in (base.loc, base.scale))
-            sites[name] = NormalSite(*(Entries.of(v, flat) for v in parts), known)
+            loc, scale = (Entries.of(v.expand(value.shape), flat) for v in (base.loc, base.scale))
+            sites[name] = NormalSite(loc, scale, known)
         roots = {n: (Entries.of(v, flat), matrix) for n, (v, matrix) in handler.roots.items()}
         noise = None
         if expected.response is not None:
             response = response_of(trace, self.blank)
             if response is None:
                 raise CannotCapture
-            noise = Entries.of(response.sd.expand(len(u), 1, -1), flat)
+            noise = Entries.of(response.sd.expand(expected.response.sd.shape), flat)
         return Capture(structure, sites, roots, noise, expected)
 
 

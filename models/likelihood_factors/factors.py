@@ -25,7 +25,8 @@ searches in the same way for several modes of eta.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ from torch import Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.posteriors.proposals import evenly
+from pyrofl.models.likelihood_factors.predictors import Derivatives, Predictors
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 from pyrofl.models.shared.gaussians import balanced
 from pyrofl.tensors import Tensors, generator, like, times
@@ -44,6 +46,7 @@ NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, an
 LATTICE = 32, 128  # of more effects, in all
 STEPS, MODES = 40, 40  # Newton steps at most, by u and by eta
 CLOSE = 1e-10  # Newton decrement that ends them
+FEW = 3  # variables of which automatic derivatives are as fast as closed ones
 LOST = 10.0  # rounding error of a log density that excludes it
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
 UNKNOWN = (
@@ -142,6 +145,7 @@ class Factor(NamedTuple):
     precision: Tensor  # of the cavity of those that the likelihood reads, [C, p, p]
     root: Tensor  # T, [C, m, m]
     batch: Batch
+    predictors: Predictors | None = None  # of the batch, if they are linear
 
     def update(self) -> Tensors:
         """Return shift [C, n] and precision [C, n, n] of the factors, and where they are exact.
@@ -151,6 +155,7 @@ class Factor(NamedTuple):
         Raises:
             OtherStructure: if clients have found no point with a likelihood and its derivatives.
         """
+        self = self._replace(predictors=self._predictors())
         start, several = self._starts()
         several |= self._several_modes(self.u.index_copy(1, self.structure.reads, start))
         at, expansion = self._climb(start, self.root.new_zeros(self.root.shape[:-1]), False)
@@ -260,32 +265,55 @@ class Factor(NamedTuple):
         nodes, log_weight = rule(m, fine)
         inner = torch.einsum("cij,sj->sci", root, nodes.to(u))
         eta = mode + inner
-        u = u.expand(len(nodes), -1, -1).clone().requires_grad_()
-        with torch.enable_grad():
-            value = self._log_likelihood(u, eta)
-            (slopes,) = torch.autograd.grad(value.sum(), u, create_graph=True)
-            log_w = value.detach() - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]
-            log_w = log_w.nan_to_num(nan=-torch.inf)
-            w = log_w.softmax(0).nan_to_num(0.0)
-            rows = [
-                torch.autograd.grad(
-                    (w * slopes[..., i]).sum(), u, retain_graph=True, materialize_grads=True
-                )[0]
-                for i in reads.tolist()
-            ]
-        s = slopes.detach()[..., reads].nan_to_num(0.0, 0.0, 0.0)
-        second = [v.nan_to_num(0.0, 0.0, 0.0).sum(0)[:, reads] for v in rows]
+        u = u.expand(len(nodes), -1, -1)
+        exact = self.predictors and self.predictors.at(u[..., reads], eta)
+        value, slopes, second = self._closed(exact) if exact else self._automatic(u, eta)
+        log_w = value - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]
+        log_w = log_w.nan_to_num(nan=-torch.inf)
+        w = log_w.softmax(0).nan_to_num(0.0)
+        curved = second(w)
+        s = slopes.nan_to_num(0.0, 0.0, 0.0)
         score, mean = torch.einsum("sc,sci->ci", w, s), torch.einsum("sc,sci->ci", w, eta)
         s, off = s - score, eta - mean
-        hessian = torch.stack(second, 1) + torch.einsum("sc,sci,scj->cij", w, s, s)
+        hessian = curved + torch.einsum("sc,sci,scj->cij", w, s, s)
         covariance = torch.einsum("sc,sci,scj->cij", w, off, off)
         values, vectors = torch.linalg.eigh(covariance)
         inverse = (vectors * values.clamp(1e-12, 1.0).reciprocal()[:, None]) @ vectors.mT
         cross = torch.einsum("sc,sci,scj->cij", w, off, s)
         log_l = log_w.logsumexp(0) + torch.linalg.slogdet(root).logabsdet
-        unknown = (w * slopes.detach()[..., reads].isnan().any(-1)).sum(0)
+        unknown = (w * slopes.isnan().any(-1)).sum(0)
         log_l = torch.where(unknown > NEGLIGIBLE, torch.nan, log_l)
         return Expansion(log_l, score, hessian, mode, mean, inverse, cross)
+
+    def _closed(self, exact: Derivatives) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Return log likelihoods [S, C], scores [S, C, p], and a function of weights [S, C].
+
+        The function returns the weighted sums of Hessians [C, p, p].
+        """
+        some = slice(0, len(self.structure.reads))
+        return exact.value, exact.score(some), partial(exact.hessian, some=some)
+
+    def _automatic(
+        self, u: Tensor, eta: Tensor
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Return what `_closed` does, by automatic differentiation, at any u [S, C, d] and eta."""
+        u, reads = u.clone().requires_grad_(), self.structure.reads
+        with torch.enable_grad():
+            value = self._log_likelihood(u, eta)
+            (slopes,) = torch.autograd.grad(value.sum(), u, create_graph=True)
+
+        def second(w: Tensor) -> Tensor:
+            with torch.enable_grad():
+                rows = [
+                    torch.autograd.grad(
+                        (w * slopes[..., i]).sum(), u, retain_graph=True, materialize_grads=True
+                    )[0]
+                    for i in reads.tolist()
+                ]
+            curved = [v.nan_to_num(0.0, 0.0, 0.0).sum(0)[:, reads] for v in rows]
+            return torch.stack(curved, 1) if curved else u.new_zeros(u.shape[1], 0, 0)
+
+        return value.detach(), slopes.detach()[..., reads], second
 
     def _several_modes(self, u: Tensor) -> Tensor:
         """Return whether eta has several modes given u and y, [C]."""
@@ -305,6 +333,12 @@ class Factor(NamedTuple):
 
     def _of_effects(self, u: Tensor, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(y, eta | u) [C], its gradient [C, m], and minus its Hessian [C, m, m]."""
+        reads, p = self.structure.reads, len(self.structure.reads)
+        if exact := self.predictors and self.predictors.at(u[None][..., reads], eta[None]):
+            value = exact.value[0] - 0.5 * eta.square().sum(-1)
+            slope = exact.score(slice(p, None))[0].nan_to_num(0.0, 0.0, 0.0)
+            second = exact.hessian(torch.ones_like(exact.value), slice(p, None))
+            return value, slope - eta, torch.eye(eta.shape[-1]).to(eta) - second
         eta = eta.detach().requires_grad_()
         with torch.enable_grad():
             value = self._log_likelihood(u[None], eta[None])[0] - 0.5 * eta.square().sum(-1)
@@ -343,11 +377,41 @@ class Factor(NamedTuple):
 
     def _log_likelihood(self, u: Tensor, eta: Tensor) -> Tensor:
         """Return log p(y | u, e) [S, C] with the effects e = T eta of the server's T."""
-        if self.structure.mixed:
-            own = self.structure.evaluate(u, eta, self.batch).roots
-            with rejecting():
-                eta = torch.linalg.solve(own, (self.root @ eta[..., None]))[..., 0]
-        return self.structure.evaluate(u, eta, self.batch).likelihood
+        return self.structure.evaluate(u, self._noise(u, eta), self.batch).likelihood
+
+    def _noise(self, u: Tensor, eta: Tensor) -> Tensor:
+        """Return the noise [S, C, m] of the program at u that has the effects of eta under T."""
+        if not self.structure.mixed:
+            return eta
+        own = self.structure.evaluate(u, eta, self.batch).roots
+        with rejecting():
+            noise: Tensor = torch.linalg.solve(own, (self.root @ eta[..., None]))[..., 0]
+        return noise
+
+    def _predictors(self) -> Predictors | None:
+        """Return the linear predictors of the clients' responses, if they are linear."""
+        at, m = self.u[:, self.structure.reads], self.root.shape[-1]
+
+        def whole(at: Tensor) -> Tensor:
+            u = self.u.expand(len(at), *self.u.shape)
+            return u.index_copy(2, self.structure.reads, at)
+
+        def run(at: Tensor, eta: Tensor) -> object:
+            u = whole(at)
+            return self.structure.run(u, self._noise(u, eta), self.batch)[1]
+
+        def automatic(at: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                v = torch.cat([at, eta], -1).requires_grad_()
+                value = self._log_likelihood(whole(v[..., : at.shape[-1]]), v[..., at.shape[-1] :])
+                (score,) = torch.autograd.grad(value.sum(), v, create_graph=True)
+                rows = [
+                    torch.autograd.grad(part.sum(), v, retain_graph=True, materialize_grads=True)[0]
+                    for part in score.unbind(-1)
+                ]
+            return score.detach(), torch.stack(rows, -2)
+
+        return Predictors.of(run, at, m, automatic) if at.shape[1] > FEW else None
 
 
 @cache

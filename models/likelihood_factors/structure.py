@@ -118,8 +118,11 @@ class Structure:
         with RowsFilled(self.client_sites.sites), NonCentered(self.centered):
             self.program(received, local, batch)
 
-    def evaluate(self, u: Tensor, eta: Tensor, batch: Batch) -> ProgramDensities:
-        """Return log densities and roots at u [S, C, d] and eta [S, C, m], differentiably."""
+    def run(self, u: Tensor, eta: Tensor, batch: Batch) -> tuple[Any, Any, NonCentered]:
+        """Run the program at u [S, C, d] and eta [S, C, m].
+
+        Return Pyro's traces of u and eta and of the program, and the roots that it states.
+        """
         handler = NonCentered(self.centered)
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -133,7 +136,11 @@ class Structure:
                 self.program(received, local, batch)
 
         with pyro.validation_enabled(False), default_type(u.dtype):
-            q, p = traces(model, guide, {}, {}, batch, len(u))
+            return *traces(model, guide, {}, {}, batch, len(u)), handler
+
+    def evaluate(self, u: Tensor, eta: Tensor, batch: Batch) -> ProgramDensities:
+        """Return log densities and roots at u [S, C, d] and eta [S, C, m], differentiably."""
+        q, p, handler = self.run(u, eta, batch)
         zero = u.new_zeros(u.shape[:-1])
         prior, likelihood, values, moments = zero, zero, {}, {}
         for name, site in latent(q):

@@ -81,7 +81,8 @@ def _direction(slope: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     The first has a length of at most 1.
     """
     if not pairs:
-        return slope / slope.norm().clamp(min=1.0)
+        first: Tensor = slope / slope.norm().clamp(min=1.0)
+        return first
     way, weights = slope, []
     for change, bend in reversed(pairs):
         weight = (change * way).sum() / (change * bend).sum()
