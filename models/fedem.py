@@ -122,9 +122,10 @@ def build(
 
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
         """Return each row's response distribution under each mixture component, [C, B, K]."""
-        w = role("component", local)
-        each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
-        outputs = torch.stack([net(component, data.x) for component in each], 2)
+        # Components are run like further clients, so that their gradients are not put together.
+        w = {n: v.squeeze(1).flatten(0, 1)[:, None] for n, v in role("component", local).items()}
+        x = data.x.unsqueeze(1).expand(-1, components, *data.x.shape[1:])
+        outputs = torch.unflatten(net(w, x.flatten(0, 1)), 0, x.shape[:2]).transpose(1, 2)
         return likelihood(outputs, data.x.unsqueeze(2))
 
     def check_name(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:

@@ -152,11 +152,14 @@ class Generalized(MeanField):
 
     order: float | None = field(kw_only=True)  # of Renyi's divergence; None: KL
 
-    def divergence(self, mean: Tensor, root: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
-        """Return the divergence [C] of each client's normal from its cavity distribution."""
+    def divergence(
+        self, mean: Tensor, log_root: Tensor, center: Tensor, precision: Tensor, log_det: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return variances [C, n], and divergences [C] of clients' normals from their cavities."""
         if self.order is None:
-            return super().divergence(mean, root, shift, precision)
-        return renyi(mean, root.square(), shift / precision, 1 / precision, self.order).sum(-1)
+            return super().divergence(mean, log_root, center, precision, log_det)
+        variance = (2 * log_root).exp()
+        return variance, renyi(mean, variance, center, 1 / precision, self.order).sum(-1)
 
 
 def renyi(mean: Tensor, variance: Tensor, centre: Tensor, spread: Tensor, order: float) -> Tensor:

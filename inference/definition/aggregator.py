@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import check_fields
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.averages import Combine, blend, get_rule, mean
-from pyrofl.inference.definition.optim import Optim
+from pyrofl.inference.definition.optim import Optim, Sgd
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, join_up, matches
 
@@ -244,16 +244,21 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
     """
     params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
     optimizer = make(list(params.values()))
-    for group in optimizer.param_groups:
-        # A fused optimizer needs equal strides, and state of all tensors or of none.
-        group["fused"] = None
+    is_plain = isinstance(make, Sgd)  # it does not write into gradients
     for n, p in params.items():
-        p.grad = gradient[n].detach()[None].clone()
+        slope = gradient[n].detach()[None]
+        p.grad = slope if is_plain else slope.clone()
         start = f"{role}/{n}:"
         optimizer_state = {
             k.removeprefix(start): v for k, v in server.items() if k.startswith(start)
         }
         optimizer.state[p] = {k: v.clone() for k, v in optimizer_state.items()}
+    dense = all(v.is_contiguous() for p in params.values() for v in (p, p.grad))
+    has_state = {bool(optimizer.state[p]) for p in params.values()}
+    if not (is_plain and dense and len(has_state) == 1):
+        for group in optimizer.param_groups:
+            # A fused optimizer needs equal strides, and state of all tensors or of none.
+            group["fused"] = None
     optimizer.step()
     state = {f"{role}/{n}:{k}": v for n, p in params.items() for k, v in optimizer.state[p].items()}
     memory = {n: v for n, v in state.items() if torch.is_tensor(v)}

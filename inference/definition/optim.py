@@ -131,8 +131,9 @@ class Clipped:
     def clip(self, optimiser: Optimizer, *_: Any) -> None:
         """Scale each client's gradient down to the maximum norm, before an optimizer step."""
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
-        squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
-        factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)
+        norms = [torch.linalg.vector_norm(p.grad.reshape(len(p), -1), dim=1) for p in moving]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        factor = (self.norm / (norm + 1e-6)).clamp(max=1)
         for p in moving:
             # Not in place: several parameters may share one gradient tensor.
             p.grad = p.grad * like(factor, p)

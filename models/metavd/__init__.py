@@ -260,6 +260,11 @@ def build(
                     sd = (s / 2).exp() * theta.abs().clamp(min=TINY**0.5)
                 pyro.sample(n, dist.Normal(theta, sd).to_event(len(shape)))
 
+    def variances(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return mean and variance exp(s) of the weights, without their standard deviation."""
+        theta = {n: local[f"loc/{n}"] for n in shapes}
+        return theta, {n: bounded(local[f"spread/{n}"]).exp() for n in shapes}
+
     if guide is None and q.random:
         q = replace(q, program=dropout_guide)
     model = model_with(likelihood)
@@ -347,14 +352,19 @@ def build(
 
     both = "loc/* spread/*" if q.random else "loc/*"
     pair: tuple[Program, Program] | None = None
+    layers = None
     of_training = pooled(likelihood) if logit_average else likelihood
     if q.random and sampling == "activations":
-        layers = DropoutLayers(net, q, shapes, of_training, prior_of_w, coords, prune is not None)
+        fast = replace(q, moments=variances) if guide is None and coords == "logvar" else q
+        parts = net, fast, shapes, of_training, prior_of_w, coords, prune is not None
+        layers = DropoutLayers(*parts)
         layers.refuse_no_divergence()
         pair = layers.programs()
     elif q.random and logit_average:
         pair = model_with(of_training), q
-    loss = objective(pair, weights, num_particles if q.random else None, beta, elapsed)
+    moments_of = layers.moments if layers else None
+    draws = num_particles if q.random else None
+    loss = objective(pair, weights, draws, beta, elapsed, moments_of)
     to_predict = (
         (lambda server, cohort: begun(download(server, cohort))) if head == "code" else None
     )

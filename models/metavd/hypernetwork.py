@@ -147,10 +147,12 @@ def rows_of(table: Tensor, ids: Tensor) -> Tensor:
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:
     """Apply the server's optimizers to pseudo-gradients, clipped to a total norm of `clip`."""
-    shrink = (clip / (get_total_norm(list(gradient.values())) + 1e-6)).clamp(max=1)
+    shrink = float(clip / (get_total_norm(list(gradient.values())) + 1e-6))
+    if shrink < 1:
+        gradient = {n: v * shrink for n, v in gradient.items()}
     moved: Tensors = {}
     for names, optim in optims.items():
-        moved |= descend(optim, server, {n: v * shrink for n, v in pick(gradient, names).items()})
+        moved |= descend(optim, server, pick(gradient, names))
     return moved
 
 

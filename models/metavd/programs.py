@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,7 @@ from pyrofl.inference.definition.programs import (
     flat,
     sample_noise,
 )
-from pyrofl.models.guides.dropout import Coordinates, hierarchical, normal
+from pyrofl.models.guides.dropout import Coordinates, Divergence, normal
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, role, under
@@ -62,7 +62,7 @@ class DropoutLayers:
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
             """Sample the outputs of the network's layers, and observe the responses."""
-            _, variance = self.q.moments(received, local, data)
+            variance = role("variance", local) or self.q.moments(received, local, data)[1]
             with data.clients():
                 for n, shape in self.shapes.items():
                     pyro.sample(n, flat(n, shape, received, local, data))
@@ -78,25 +78,48 @@ class DropoutLayers:
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
             """Add the posterior's KL divergence from the prior as a log density of the guide."""
-            theta = {n: local[f"loc/{n}"] for n in self.shapes}
-            if self.prior is None:
-                # The divergence has no slope in theta; so none of it is left to rounding.
-                local = local | under("loc", {n: v.detach() for n, v in theta.items()})
-            mean, variance = self.q.moments(received, local, data)
+            paid = role("divergence", local) or self.divergences(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
-                    axes = len(shape)
-                    if self.prior is None:
-                        prior = hierarchical(mean[n], variance[n], axes, self.coordinates)
-                    else:
-                        prior = self.prior(n, shape, received, local, data)
-                    paid = divergence(n, normal(mean[n], variance[n], axes), prior)
-                    pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=axes))
+                    theta, axes = local[f"loc/{n}"], len(shape)
+                    pyro.sample(n, dist.Delta(theta, log_density=paid[n], event_dim=axes))
                 sample_noise(noisy, data, of_rows=False)
                 with data.rows():
                     sample_noise(noisy, data, of_rows=True)
 
         return model, guide
+
+    def moments(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Return what both programs read, so that it is computed once: variance and divergence."""
+        variance = self.q.moments(received, local, data)[1]
+        known = variance if self.prior is not None or self.coordinates == "logvar" else None
+        paid = self.divergences(received, local, data, known)
+        return under("variance", variance) | under("divergence", paid)
+
+    def divergences(
+        self, received: Tensors, local: Tensors, data: Batch, variance: Tensors | None = None
+    ) -> Tensors:
+        """Return the divergence of each site from its prior, [C] or [C, 1] like the tensors.
+
+        From the hierarchical prior it has no slope in theta; so none of it is left to rounding.
+        The variance, if given, does not depend on theta then.
+        """
+        if self.prior is None:
+            theta = {f"loc/{n}": local[f"loc/{n}"].detach() for n in self.shapes}
+            variance = variance or self.q.moments(received, local | theta, data)[1]
+            return {
+                n: Divergence.apply(theta[f"loc/{n}"], variance[n], len(shape))
+                for n, shape in self.shapes.items()
+            }
+        variance = variance or self.q.moments(received, local, data)[1]
+        return {
+            n: divergence(
+                n,
+                normal(local[f"loc/{n}"], variance[n], len(shape)),
+                self.prior(n, shape, received, local, data),
+            )
+            for n, shape in self.shapes.items()
+        }
 
     def refuse_no_divergence(self) -> None:
         """Raise ValueError if the KL divergence from the prior has no closed form."""
@@ -127,6 +150,7 @@ def objective(
     num_particles: int | None,
     beta: float | None = None,
     elapsed: float | None = None,
+    moments: Callable[[Tensors, Tensors, Batch], Tensors] | None = None,
 ) -> Loss:
     """Return the loss function: mean -log p(y | w) per row plus beta times mean KL per weight.
 
@@ -138,6 +162,7 @@ def objective(
         num_particles: Monte Carlo draws; None for points.
         beta: weight of the mean divergence per weight.
         elapsed: fraction of the rounds that are over.
+        moments: (received, local, batch) -> further local tensors that the programs read.
     """
     warmth = warm_up(elapsed)
 
@@ -151,7 +176,8 @@ def objective(
 
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         """Return the loss of a fixed model and guide, instead of the method's own programs."""
-        return loss(*pair, received, local, batch)
+        more = moments(received, local, batch) if moments else {}
+        return loss(*pair, received, local | more, batch)
 
     return of_pair
 

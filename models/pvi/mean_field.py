@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
+from torch.autograd.function import once_differentiable
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.data import Batch, Cohort
@@ -57,9 +58,9 @@ class MeanField(Partitioned):
         """Return the training phases of a round, given steps, batch size and learning rate."""
         if self.optimizer == "natural":
             step = GradientStep(self.moving, self.natural(steps, lr), self.loss)
-            return Phase((self.restart,)), Phase((step,), steps, batch)
+            return Phase((self.restart_from,)), Phase((step,), steps, batch)
         step = GradientStep(self.moving, adam(lr), self.loss)
-        return Phase((self.restart,)), Phase((step,), steps, batch), Phase((with_root,))
+        return Phase((self.restart_from,)), Phase((step,), steps, batch), Phase((with_root,))
 
     # The server
 
@@ -115,6 +116,12 @@ class MeanField(Partitioned):
         restarted = {n: torch.where(moved[:, None], local[n], v) for n, v in at.items()}
         return restarted | {"moved": moved | (self.bayesian(received, batch) > 0)}
 
+    def restart_from(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Begin a round: reset the client's normal, and compute what is constant in the loss."""
+        center, _, log_det = self.tilt(received, local)
+        constant = {"rows/center": center, "rows/log_det": log_det}
+        return self.restart(received, local, batch) | constant
+
     def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return the local tensors from which clients start in a regular round."""
         return local | self.restart(received, local, batch)
@@ -129,21 +136,32 @@ class MeanField(Partitioned):
     ) -> Tensor:
         """Return the negative ELBO [C], or the negative log likelihood in the warm start."""
         mean, bayes = local["mean"], self.bayesian(received, batch)
-        root = local["log_root"].exp() if "log_root" in local else local["root"]
-        moments = self.named(mean), self.named(root.square())
-        rows = self.activations.expected(*moments, batch, scale=bayes)
-        shift, precision = (
-            torch.cat([received[n], self.own_prior[n].to(mean).expand(len(mean), -1)], -1)
-            for n in ("shift", "precision")
-        )
-        return rows + bayes * self.divergence(mean, root, shift, precision)
+        log_root = local["log_root"] if "log_root" in local else local["root"].log()
+        variance, pull = self.divergence(mean, log_root, *self.tilt(received, local))
+        moments = self.named(mean), self.named(variance)
+        return self.activations.expected(*moments, batch, scale=bayes) + bayes * pull
 
-    def divergence(self, mean: Tensor, root: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
-        """Return the KL divergence [C] of each client's normal from its cavity distribution."""
-        # Of a cavity that is no distribution only the constant is unknown.
-        scaled = precision * (root.square() + (mean - shift / precision).square())
-        twice = (scaled - 1 - precision.abs().log()).sum(-1) - 2 * root.log().sum(-1)
-        return twice / 2
+    def divergence(
+        self, mean: Tensor, log_root: Tensor, center: Tensor, precision: Tensor, log_det: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return variances [C, n], and KL divergences [C] of clients' normals from their cavities.
+
+        Of a cavity that is no distribution only the constant is unknown.
+        """
+        variance, half = Moments.apply(mean, log_root, center, precision)
+        return variance, half - (mean.shape[-1] + log_det) / 2
+
+    def tilt(self, received: Tensors, local: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mean and precision of the cavity and prior, [C, n], and its log determinant."""
+        shift, precision = received["shift"], received["precision"]
+        if self.client_sites.size:
+            shift, precision = (
+                torch.cat([v, self.own_prior[n].to(v).expand(len(v), -1)], -1)
+                for n, v in (("shift", shift), ("precision", precision))
+            )
+        if "rows/center" in local:  # computed once in a round
+            return local["rows/center"], precision, local["rows/log_det"]
+        return shift / precision, precision, precision.abs().log().sum(-1)
 
     def named(self, vector: Tensor) -> Tensors:
         """Split vectors [C, n] into tensors of the network's parameters, [C, *p] each."""
@@ -178,6 +196,35 @@ class MeanField(Partitioned):
     def own_prior(self) -> Tensors:
         """Natural parameters of the prior on the client's own variables."""
         return Normals(self.client_sites.size, full=False).independent(*self.client_sites.prior())
+
+
+class Moments(torch.autograd.Function):
+    """Autograd function for the variances of a normal, and its divergence from another.
+
+    The divergence is 1/2 sum p (v + (mean - center)^2) - log_root, up to a constant, with
+    v = exp(2 log_root). Both directions are chains of operations in place, as an operation on many
+    weights takes as long as its access to memory.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, log_root: Tensor, center: Tensor, precision: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute variances [C, n] and divergences [C]."""
+        variance = (2 * log_root).exp_()
+        ctx.save_for_backward(mean, variance, center, precision)
+        squares = (mean - center).square_().add_(variance).mul_(precision)
+        return variance, squares.sum(-1) / 2 - log_root.sum(-1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None]:
+        """Return the gradients by mean and log_root."""
+        (mean, variance, center, precision), (by_variance, scale) = ctx.saved_tensors, grads
+        scale = scale[:, None]
+        of_mean = (mean - center).mul_(precision).mul_(scale)
+        by_variance = torch.addcmul(by_variance, precision, scale, value=0.5)
+        return of_mean, torch.addcmul(-scale, by_variance, variance, value=2), None, None
 
 
 def with_root(received: Tensors, local: Tensors, batch: Batch) -> Tensors:

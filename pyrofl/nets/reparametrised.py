@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
 from pyrofl.arguments import check_name
+from pyrofl.nets import stacked
 from pyrofl.nets.network import Network
 from pyrofl.nets.stacked import attention_by_products, constants
 from pyrofl.nets.unsupported import explained, refuse_integers
@@ -40,6 +41,7 @@ class Reparametrised:
         self.module = copy.deepcopy(net.module)
         self._shapes: dict[Size, dict[str, Size]] = {}
         self._sizes = net.shapes
+        self._parts = net.parts if type(net) is Network else []
         for name in self.names:
             check_name(name, net.shapes, "parameter that trains")
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names)
@@ -107,6 +109,9 @@ class Reparametrised:
         refuse_integers(self.module.modules(), x)
         shapes = self.noise_shapes(x)
         own = {n: v.squeeze(1) for n, v in weights.items()}
+        if self._is_chain(shapes):
+            variances = {n: v.squeeze(1) for n, v in variance.items()}
+            return self._run(own, variances, noise, x)
         spread = {n: variance[n].squeeze(1) for n in self.names}
         own |= {f"{n}_variance": v for n, v in spread.items() if n not in shapes}
         direct = {n: v.sqrt() for n, v in spread.items() if n in shapes}
@@ -120,6 +125,34 @@ class Reparametrised:
         with attention_by_products(), explained(self.module):
             result: Tensor = run(own, direct, drawn, x)
         return result
+
+    def _is_chain(self, shapes: Mapping[str, Size]) -> bool:
+        """Return whether all random parameters are those of linear layers in a chain of layers."""
+        random = [part for part in self._parts if part.names.keys() & {*self.names}]
+        drawn = {n.rpartition(".")[0] for part in random for n in part.names}
+        rules = {part.rule for part in self._parts}
+        is_linear = all(part.rule is stacked.linear for part in random)
+        return is_linear and stacked.anything not in rules and drawn == shapes.keys()
+
+    def _run(
+        self, weights: Tensors, variance: Tensors, noise: Mapping[str, Tensor], x: Tensor
+    ) -> Tensor:
+        """Run a chain of layers for all clients by batched matrix products, without vmap."""
+        axes = 1  # of clients, then of draws and clients
+        for layer, names, rule in self._parts:
+            layer_weights = {leaf: weights[n] for n, (leaf, _) in names.items()}
+            spread = {leaf: variance[n] for n, (leaf, _) in names.items() if n in self.names}
+            y = rule(layer, layer_weights, x, axes)
+            if spread:
+                if "weight" in spread:
+                    scale = stacked.linear(layer, spread, x.square(), axes)
+                else:
+                    scale = spread["bias"][:, None]
+                drawn = noise[next(iter(names)).rpartition(".")[0]]
+                y = y + (scale + TINY).sqrt() * drawn
+                axes = drawn.dim() - 2
+            x = y
+        return x
 
     def _apply(self, weights: Tensors, sd: Tensors, noise: Tensors, x: Tensor) -> Tensor:
         fixed = constants(self.module, next(iter(weights.values())))

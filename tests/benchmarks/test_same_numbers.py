@@ -172,8 +172,8 @@ def test_several_models(digits, alike, method, prefix):
     assert_same(list(role(prefix, ours(built, digits)).values()), known)
 
 
-# Where nothing but rounding is left of a gradient, Adam divides it by its epsilon of 1e-8.
-@pytest.mark.parametrize(("epochs", "atol"), [(1, EXACT["atol"]), (3, 1e-5)])
+# Adam magnifies what rounding leaves of a zero gradient, some million times in each later step.
+@pytest.mark.parametrize(("epochs", "atol"), [(1, EXACT["atol"]), (2, 1e-5)])
 def test_pvi_of_outputs(digits, alike, epochs, atol):
     found = ours(pvi.build(net(), epochs=epochs, damping=0.25, warm_start=0), digits)
     known = last(method_loops.pvi(digits, start(digits), epochs=epochs, damping=0.25))
