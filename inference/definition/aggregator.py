@@ -253,7 +253,7 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
             k.removeprefix(start): v for k, v in server.items() if k.startswith(start)
         }
         optimizer.state[p] = {k: v.clone() for k, v in optimizer_state.items()}
-    dense = all(v.is_contiguous() for p in params.values() for v in (p, p.grad))
+    dense = all(v.is_contiguous() for n, p in params.items() for v in (p, gradient[n]))
     has_state = {bool(optimizer.state[p]) for p in params.values()}
     if not (is_plain and dense and len(has_state) == 1):
         for group in optimizer.param_groups:

@@ -217,7 +217,7 @@ class Moments(torch.autograd.Function):
         return variance, squares.sum(-1) / 2 - log_root.sum(-1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None]:
         """Return the gradients by mean and log_root."""
         (mean, variance, center, precision), (by_variance, scale) = ctx.saved_tensors, grads

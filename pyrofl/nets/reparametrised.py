@@ -145,7 +145,7 @@ class Reparametrised:
             y = rule(layer, layer_weights, x, axes)
             if spread:
                 if "weight" in spread:
-                    scale = stacked.linear(layer, spread, x.square(), axes)
+                    scale = rule(layer, spread, x.square(), axes)
                 else:
                     scale = spread["bias"][:, None]
                 drawn = noise[next(iter(names)).rpartition(".")[0]]

@@ -105,6 +105,29 @@ def test_clients_and_draws_run_side_by_side(case):
     close(noisy(weights, variance, {path: 0 * eps[0]}, x), net(weights, x))
 
 
+@pytest.mark.parametrize("names", ["*", "fc1.weight", "fc2.bias head.*"])
+@pytest.mark.parametrize("draws", [(), (5,)])
+def test_a_chain_of_linear_layers_is_that_of_vmap(names, draws, monkeypatch):
+    net = build("mlp:130,4", (130,), 3)  # one weight is large enough for `Products`
+    names = list(net.select_params(names))
+    weights, variance, rows = setting(net, names, (130,))
+    noisy, rng = Reparametrised(net, names), generator(3)
+    shapes = noisy.noise_shapes(rows["x"])
+    noise = {
+        n: torch.randn(*draws, 2, 3, *shape, generator=rng, dtype=torch.float64)
+        for n, shape in shapes.items()
+    }
+    leaves = [v.requires_grad_() for v in (*weights.values(), *variance.values())]
+    assert noisy._is_chain(shapes)
+    found = []
+    for _ in range(2):
+        outputs = noisy(weights, variance, noise, rows["x"])
+        slopes = torch.autograd.grad(outputs.square().sum(), leaves)
+        found.append((outputs.detach(), *slopes))
+        monkeypatch.setattr(Reparametrised, "_is_chain", lambda *_: False)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
 def test_all_inputs_zero_have_a_finite_slope():
     net = Network(nn.Sequential(nn.Linear(2, 2)))
     weights, variance, rows = setting(net, ["0.weight"], (2,))

@@ -22,6 +22,7 @@ from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import metavd
 from pyrofl.models.guides.dropout import (
     FAMILIES,
+    Divergence,
     bounded,
     dropout_rate,
     hierarchical,
@@ -196,6 +197,19 @@ def programs(coordinates: Any, pruned: bool = False) -> tuple[Found, Tensors, Ba
 
 def noise() -> ClientNoise:
     return ClientNoise([generator(5, c) for c in range(len(IDS))])
+
+
+def test_the_divergence_and_its_slopes_are_torchs():
+    rng = generator(2)
+    mean = torch.randn(2, 1, 4, 3, generator=rng, dtype=torch.float64)
+    variance = (0.5 * torch.randn(2, 1, 4, 3, generator=rng).double()).exp().requires_grad_()
+    prior = hierarchical(mean, variance, 2, "alpha")
+    q = normal(mean, variance, 2)
+    known, found = kl_divergence(q, prior), Divergence.apply(mean, variance, 2)
+    close(found.detach(), known.detach())
+    slopes = [torch.autograd.grad(v.sum(), variance)[0] for v in (found, known)]
+    close(*slopes)
+    assert torch.autograd.gradgradcheck(lambda v: Divergence.apply(mean, v, 2), variance)
 
 
 @pytest.mark.parametrize("draws", [None, 4])
