@@ -256,9 +256,9 @@ def test_the_loss_is_the_mean_of_both_parts(sampling):
     theta, s = (local[f"{part}/fc2.weight"].detach() for part in ("loc", "spread"))
     kl = 0.5 * torch.log1p(theta.square() / s.exp()).flatten(1)
 
-    def loss(beta: float | None, done: float | None = None) -> Tensor:
+    def loss(beta: float | None, elapsed: float | None = None) -> Tensor:
         with torch.no_grad(), noise():
-            run = objective(found, sampling, 3, False, beta, done)
+            run = objective(found, sampling, 3, False, beta, elapsed)
             return run(found.model, found.q, {}, local, batch)
 
     nothing = loss(0.0)
