@@ -125,7 +125,7 @@ STUDIES: dict[str, Study] = {
         "are tested after the last round, in the paper in the last ten.",
         base=BASE,
         small=SMALL,
-        smoke={"clients": 30},
+        smoke={"clients": 21},
         cases=COLUMNS,
         entries=ROWS,
         metrics=("accuracy",),

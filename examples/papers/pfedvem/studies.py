@@ -204,7 +204,7 @@ STUDIES: dict[str, Study] = {
             words=("epochs=5", "base_epochs=5", "batch=50", "num_particles=5"),
         ),
         cases=by_clients("sun397", untried="SUN397 could not be obtained"),
-        smoke={"per_class": None},
+        smoke={"per_class": None, "clients": 50},
         entries=BASELINES | DRIFT,
         metrics=METRICS,
         measure=measure,
