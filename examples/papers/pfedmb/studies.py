@@ -73,7 +73,9 @@ COLUMNS = {
     for name, (data, partition) in PARTITIONS.items()
     for n in (15, 50)
 }
-GRID = tuple(f"lr={lr} lr_alpha={10 * lr:g}" for lr in (0.02, 0.06, 0.2))
+RATES = (0.02, 0.06, 0.2, 0.6, 2)
+WIDE = tuple(f"lr={lr} lr_alpha={10 * lr:g}" for lr in RATES)
+GRID = WIDE[:3]
 BASE = Settings(data="cifar10", net="cnn-pfedmb", rounds=200, words=WORDS)
 COMMON: dict[str, Any] = {
     "base": BASE,
@@ -130,6 +132,7 @@ STUDIES: dict[str, Study] = {
         ),
         **COMMON
         | {
+            "grid": WIDE,  # more branches need larger rates
             "small": {"data": "digits", "net": "mlp:50", "rounds": 20, "clients": 20},
             "smoke": {"per_class": None, "tested": None},
         },
