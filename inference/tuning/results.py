@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, stdev
@@ -109,11 +110,32 @@ class TuningResult(Summarised):
         best, others = self._scores(self.chosen), list[Margin]()
         for place in ranked(self.trials, self.metric):
             scores_by_seed = self._scores(place)
-            if place != self.chosen and scores_by_seed:
+            if place != self.chosen and scores_by_seed.keys() >= best.keys():
                 by_seed = [better * (scores_by_seed[k] - best[k]) for k in best]
                 error = stdev(by_seed) / len(by_seed) ** 0.5 if len(by_seed) > 1 else nan
                 others.append(Margin(place, fmean(by_seed), error, len(by_seed)))
         return tuple(others)
+
+    @property
+    def at_edge(self) -> list[str]:
+        """Warnings of chosen numbers that are the smallest or largest of at least three.
+
+        A smallest value of 0 is left out, as it is usually the smallest valid one.
+        """
+        texts = list[str]()
+        for name, value in self.best.items():
+            values = {_as_number(one[name]) for one in self.settings if name in one}
+            numbers = sorted(v for v in values if v is not None)
+            chosen = _as_number(value)
+            if (
+                len(numbers) > 2
+                and None not in values
+                and chosen in (numbers[0] or None, numbers[-1])
+            ):
+                edge = "smallest" if chosen == numbers[0] else "largest"
+                which = f"the {edge} of {len(numbers)} values"
+                texts.append(f"{name}={value} is {which} and was chosen; widen the grid")
+        return texts
 
     def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
         """Return a table of trials, one row each; only finalists have a margin to the best.
@@ -161,6 +183,7 @@ class TuningResult(Summarised):
             "chosen": describe_setting(self.best),
             self.metric: f"{self.score:.4g} after {self._rounds} rounds, {_seeds(seeds)}",
             **({"margin": self.margin} if self.margins else {}),
+            **({"at the edge": "; ".join(self.at_edge)} if self.at_edge else {}),
             "rounds": f"{self.rounds} in all, {self.seconds:.1f} s of training",
             "failed": f"{len(failed)} of {len(self.settings)}",
         }
@@ -197,6 +220,13 @@ def describe_setting(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 
+def _as_number(value: Any) -> float | None:
+    """Return a number, or one that a text stands for; None for other values."""
+    with suppress(TypeError, ValueError):
+        return None if isinstance(value, bool) else float(value)
+    return None
+
+
 def _seeds(count: int) -> str:
     return f"{count} seed{'s' * (count > 1)}"
 
@@ -207,7 +237,7 @@ def sign(by: Metric) -> int:
 
 
 def ranked(trials: Sequence[Trial], by: Metric) -> list[int]:
-    """Return indices of settings, ranked by number of rounds, then mean score; without failed ones.
+    """Return indices of settings, ranked by numbers of rounds and seeds, then by mean score.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
     """
@@ -219,6 +249,9 @@ def ranked(trials: Sequence[Trial], by: Metric) -> list[int]:
             trials_by_setting[one.setting] = [*(t for t in had if t.rounds == one.rounds), one]
     means = {which: fmean(t.score for t in some) for which, some in trials_by_setting.items()}
     return sorted(
-        trials_by_setting,
-        key=lambda which: (-trials_by_setting[which][0].rounds, sign(by) * means[which], which),
+        means,
+        key=lambda which: (
+            *(-trials_by_setting[which][0].rounds, -len(trials_by_setting[which])),
+            *(sign(by) * means[which], which),
+        ),
     )

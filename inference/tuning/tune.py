@@ -1,48 +1,40 @@
-"""Hyperparameter search by successive halving, scored on validation rows of the clients.
+"""Hyperparameter search by Optuna, scored on validation rows of the clients.
 
-Successive halving leaves three finalists: all settings are trained for few rounds with one seed,
-the best third of them for three times the number of rounds, and so on. Finalists are trained for
-all rounds with several seeds, each with other validation rows. The one with the best mean over the
-seeds is chosen; of equal ones, the first in the order of the settings. Its margin over the
-runner-up is the mean of their differences, seed by seed, with its standard error.
-
-Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization",
-AISTATS 2016, with thirds as in Li et al., "Hyperband", JMLR 2018.
+All settings are trained with one seed, each as a trial of an Optuna study, in their order. The best
+of them, the finalists, are trained with further seeds, each with other validation rows. The
+finalist with the best mean over the seeds is chosen; of equal ones, the first in the order of the
+settings. Its margin over the runner-up is the mean of their differences, seed by seed, with its
+standard error.
 
 No test row is used: the federation of the trials does not contain them. A setting that diverges,
-fails or aggregates no message, with any seed, is ranked last. A run continues from the last round
-of its setting, so that no round is computed twice.
+fails or aggregates no message, with any seed, is ranked last.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from inspect import signature
 from itertools import product
-from math import isfinite, nan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
-from pyrofl.arguments import Count, ProperShare, checked
+from pyrofl.arguments import Count, ProperShare, checked, known
 from pyrofl.choices import Metric
 from pyrofl.data import Federation
+from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.seeds import Seed, later, separate
 from pyrofl.inference.engine.federate import LoopOptions
-from pyrofl.inference.engine.messages import BadMessage
-from pyrofl.inference.evaluation.specification import default_model
-from pyrofl.inference.fit import fit
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fitted_run.chains import Fitting
-from pyrofl.inference.fitted_run.checkpoints import Keeper, load
-from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.monitoring.status import convergence_status
+from pyrofl.inference.fitted_run.saving import settings_of_run
+from pyrofl.inference.tuning import studies
 from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, describe_setting, ranked
 from pyrofl.partitions.validation import held_back
 
-KEEP = 3  # one in KEEP settings continues, for KEEP times the rounds
-FINALISTS = 3  # or fewer where there are fewer settings
-FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of diverging runs
+DRAWS = 100  # random settings drawn for each requested one, before they are too few
 
 
 class AllFailed(ValueError):
@@ -53,29 +45,32 @@ class AllFailed(ValueError):
 def tune(
     build: Callable[..., Fitting],
     data: Federation,
-    param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
+    param_grid: Mapping[str, Any] | Sequence[Setting],
     rounds: Count,
     *,
+    trials: Count | None = None,
     metric: Metric | None = None,
     validation_fraction: ProperShare = 0.2,
     seed: Seed = 0,
     draws: Count | None = None,
     folder: str | Path | None = None,
-    every: Count | None = None,
     seeds: Count = 3,
     about: Mapping[str, Any] | None = None,
     progress: bool = True,
     **loop: Unpack[LoopOptions],
 ) -> TuningResult:
-    """Choose a method's hyperparameters by successive halving, on validation rows of the clients.
+    """Choose a method's hyperparameters on validation rows of the clients, with Optuna.
 
     Args:
         build: keyword arguments -> a method, or round number -> method.
         data: the federation; its test rows are not used.
         param_grid: name -> values to try, all combinations; or a list of settings, each
-            name -> value.
-        rounds: rounds of the finalists. With 4 to 9 settings the first comparison is after a third
-            of them; with three seeds, 9 settings cost as much as 11 runs, and 6 settings as 10.
+            name -> value. A name may have a range of Optuna instead of values, such as
+            `optuna.distributions.FloatDistribution(0.001, 0.1, log=True)`.
+        rounds: rounds of the finalists. With more than three settings, those that are worse than
+            the median of the completed ones are stopped after one or two thirds of the rounds.
+            With three seeds, 9 settings cost about as much as 13 runs, and 6 settings as 11.
+        trials: number of settings that are drawn at random if a name has a range.
         metric: "accuracy", "nll" or "rmse" (the latter two are minimized), averaged over clients.
             None is accuracy for classes, nll for numbers. Evaluated is the main model, with the
             method's adaptation if it is personal.
@@ -83,11 +78,10 @@ def tune(
         seed: seed of the validation rows and of the runs, which have the same random numbers. The
             further seeds of the finalists are the next numbers.
         draws: posterior draws for predictions; None uses the mean of the guide.
-        folder: folder for the runs, SETTING-SEED.safetensors. An existing run is continued if it
-            has the same settings, otherwise an error is raised. None uses a temporary folder.
-        every: rounds between checkpoints in the folder; None writes only complete runs.
+        folder: folder for Optuna's storage, tune.journal. The search continues after the completed
+            trials that it holds; another search is refused. None stores nothing.
         seeds: number of seeds for the finalists.
-        about: further settings of the runs, see `save`.
+        about: further settings, as JSON, that must be equal if a search is continued.
         progress: show every run's rounds.
         loop: further arguments of `federate`, such as participation or chunk_size.
 
@@ -95,35 +89,50 @@ def tune(
         All trials, the chosen setting and its margin.
 
     Raises:
-        ValueError: if there is no setting, two are equal, build raises an error for one, no client
-            has two training rows, the method does not have the metric, or all settings fail.
+        ValueError: if Optuna is not installed, there is no setting, two are equal, build raises an
+            error for one, no client has two training rows, the method does not have the metric,
+            the folder holds another search, or all settings fail.
+
+    Warns:
+        UserWarning: if a chosen number is the smallest or the largest of at least three.
     """
-    settings = combinations(param_grid)
+    for name in loop:
+        known(name, (*signature(tune).parameters, *LoopOptions.__annotations__), "argument")
+    settings = combinations(param_grid, trials, seed)
     methods = [build(**setting) for setting in settings]
     refuse_metric(metric, data)
     by: Metric = metric or ("accuracy" if data.classes else "nll")
+    search: dict[str, Any] = {"settings": [describe_setting(setting) for setting in settings]}
+    search |= {"rounds": rounds, "metric": by, "validation fraction": validation_fraction}
+    if folder:
+        search |= {"draws": draws, "hash of the methods": _hash(methods)}
+        search |= settings_of_run(data, seed, about)
+    stages = studies.stages(rounds) if len(settings) > studies.FINALISTS else [rounds]
     how: Any = {"draws": draws, "progress": progress, **loop}
-    held: dict[int, Federation] = {}
-    with ExitStack() as stack:
-        place = Path(folder or stack.enter_context(TemporaryDirectory(prefix="pyrofl-")))
 
-        def attempt(which: int, number: int, k: int) -> Trial:
+    with studies.opened(folder, by, search) as study_of:
+
+        def trained(k: int, which: Sequence[int]) -> list[Trial]:
+            """Train the settings `which` with the k-th seed, unless the storage has them."""
             run_seed = later(seed, k)
-            if k not in held:
-                held[k] = held_back(data, validation_fraction, seed=separate(run_seed).noise)
-            path, same = (
-                place / f"{which + 1}-{k}.safetensors",
-                {"setting": describe_setting(settings[which])},
-            )
-            keeper = Keeper(path, every, about={**same, **(about or {})})
-            if path.exists():  # from fewer rounds, or an interrupted process
-                keeper.last = load(path, methods[which], held[k], keeper.about, seed=run_seed)
-                keeper.written = keeper.last.state.number
-            problem = _trained(methods[which], held[k], number, keeper, run_seed, how)
-            return _judged(Trial(which, number, k, nan, 0.0, problem), keeper.last, by)
+            held = held_back(data, validation_fraction, seed=separate(run_seed).noise)
+            study, stops = study_of(k), [rounds] if k else stages
+            for i in which[len(studies.finished(study)) :]:
+                trial = studies.ask(study, settings, i)
+                studies.train(trial, methods[i], held, stops, by, seed=run_seed, **how)
+            done = zip(which, studies.finished(study), strict=True)
+            return [row for i, one in done for row in studies.rows_of(one, i, k, stops)]
 
-        trials = halved(len(settings), rounds, by, attempt, seeds)
-    return TuningResult(settings, tuple(trials), by, ranked(trials, by)[0])
+        rows = compared(len(settings), by, trained, seeds)
+    result = TuningResult(settings, tuple(rows), by, ranked(rows, by)[0])
+    for text in result.at_edge:
+        warnings.warn(text, stacklevel=3)
+    return result
+
+
+def _hash(methods: Sequence[Fitting]) -> str:
+    parts = [described(by_round(method)(0)) for method in methods]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def refuse_metric(metric: Metric | None, data: Federation) -> None:
@@ -136,21 +145,31 @@ def refuse_metric(metric: Metric | None, data: Federation) -> None:
 
 
 def combinations(
-    param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
+    param_grid: Mapping[str, Any] | Sequence[Setting], trials: int | None = None, seed: Seed = 0
 ) -> tuple[Setting, ...]:
-    """Return all settings of a parameter grid; raise ValueError if it is empty or has duplicates.
+    """Return all settings of a parameter grid; of one with ranges, `trials` random settings.
+
+    Raises:
+        ValueError: if there is no setting, two are equal, or `trials` does not fit the grid.
 
     >>> settings = combinations({"lr": (0.1, 0.3), "momentum": (0, 0.9)})
     >>> [describe_setting(setting) for setting in settings]
     ['lr=0.1 momentum=0', 'lr=0.1 momentum=0.9', 'lr=0.3 momentum=0', 'lr=0.3 momentum=0.9']
     """
-    if isinstance(param_grid, Mapping):
-        for name, values in param_grid.items():
-            if isinstance(values, str) or not isinstance(values, Sequence):
-                raise ValueError(f"param_grid[{name!r}] is {values!r}; expected a list of values")
-        settings = [
-            dict(zip(param_grid, some, strict=True)) for some in product(*param_grid.values())
-        ]
+    grid = param_grid if isinstance(param_grid, Mapping) else {}
+    kind = studies.load_optuna().distributions.BaseDistribution
+    ranges = [name for name, values in grid.items() if isinstance(values, kind)]
+    for name, values in grid.items():
+        if name not in ranges and (isinstance(values, str) or not isinstance(values, Sequence)):
+            raise ValueError(f"param_grid[{name!r}] is {values!r}; expected a list of values")
+    if ranges and trials is None:
+        raise ValueError(f"param_grid[{ranges[0]!r}] is a range; expected trials, their number")
+    if trials is not None and not ranges:
+        raise ValueError(f"trials is {trials}, and param_grid has no range; expected None")
+    if ranges:
+        settings = _drawn(grid, ranges, trials or 0, separate(seed).noise)
+    elif isinstance(param_grid, Mapping):
+        settings = [dict(zip(grid, some, strict=True)) for some in product(*grid.values())]
     else:
         settings = [_named(setting) for setting in param_grid]
     words = [describe_setting(setting) for setting in settings]
@@ -166,93 +185,42 @@ def _named(setting: Any) -> dict[str, Any]:
     return dict(setting)
 
 
-def halved(
-    count: int, rounds: int, by: Metric, attempt: Callable[[int, int, int], Trial], seeds: int = 3
-) -> list[Trial]:
-    """Run successive halving over `count` hyperparameter settings, and return all trials.
+def _drawn(
+    grid: Mapping[str, Any], ranges: Sequence[str], trials: int, seed: int
+) -> list[dict[str, Any]]:
+    """Draw different settings uniformly from ranges, on their scale, and from lists of values."""
+    if not all(name in ranges or len(values) for name, values in grid.items()):
+        return []
+    settings: dict[str, dict[str, Any]] = {}
+    for params in studies.draw_params(grid, ranges, DRAWS * trials, seed):
+        setting = {n: v if n in ranges else grid[n][v] for n, v in params.items()}
+        settings.setdefault(describe_setting(setting), setting)
+        if len(settings) == trials:
+            return list(settings.values())
+    raise ValueError(
+        f"trials is {trials}, and param_grid has {len(settings)} settings; expected at most so many"
+    )
 
-    The three finalists are trained for all rounds with every seed; a single setting with one.
+
+def compared(
+    count: int,
+    by: Metric,
+    trained: Callable[[int, Sequence[int]], list[Trial]],
+    seeds: int = 3,
+) -> list[Trial]:
+    """Train `count` settings with the first seed and the finalists with all; return all trials.
+
+    A single finalist is trained with one seed. `trained(k, which)` returns the trials of the
+    settings `which` with the k-th seed.
     """
-    left, trials = list(range(count)), list[Trial]()
-    *screens, last = rungs(count, rounds)
-    for number in screens:
-        trials += [attempt(which, number, 0) for which in left]
-        good = ranked([one for one in trials if one.rounds == number], by)
-        left = good[: max(FINALISTS, -(-len(left) // KEEP))]
-    for seed in range(seeds if len(left) > 1 else 1):
-        for which in left:
-            if not any(one.problem for one in trials if one.setting == which):
-                trials.append(attempt(which, last, seed))
+    trials = trained(0, range(count))
+    finalists = ranked(trials, by)[: studies.FINALISTS]
+    for k in range(1, seeds if len(finalists) > 1 else 1):
+        failed = {one.setting for one in trials if one.problem}
+        trials += trained(k, [i for i in finalists if i not in failed])
     if not ranked(trials, by):
         raise AllFailed(
             f"all {count} settings fail, the first: {trials[0].problem}; try others, such as "
             "smaller learning rates"
         )
     return trials
-
-
-def rungs(count: int, rounds: int) -> list[int]:
-    """Return the round numbers at which successive halving compares the settings.
-
-    >>> rungs(9, 45), rungs(10, 45), rungs(3, 20), rungs(9, 1)
-    ([15, 45], [5, 15, 45], [20], [1])
-    """
-    often = 0
-    while count > FINALISTS:
-        count, often = max(FINALISTS, -(-count // KEEP)), often + 1
-    return sorted({max(1, round(rounds / KEEP**k)) for k in range(often + 1)})
-
-
-def _trained(
-    method: Fitting, held: Federation, rounds: int, keeper: Keeper, seed: Seed, how: Any
-) -> str:
-    """Train for a number of rounds, evaluate and store the run; return an error text or ""."""
-    if keeper.last and _row(keeper.last, rounds):
-        return ""
-    try:
-        run = fit(
-            method,
-            held,
-            rounds,
-            seed=seed,
-            resume_from=keeper.last,
-            eval_every=rounds,
-            callback=keeper,
-            **how,
-        )
-        keeper.last, keeper.written = run, None  # with its scores
-    except FAILS as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-    finally:
-        keeper.rescue()  # whatever ends it
-    return ""
-
-
-def _judged(trial: Trial, run: Run | None, by: Metric) -> Trial:
-    """Add the run's score and training time to a trial, or the reason of its failure."""
-    if run is None:  # not one round was made
-        return trial
-    records, problem, score = run.records[: trial.rounds], trial.problem, nan
-    if (so_far := convergence_status(records)).kind == "diverged":
-        problem = problem or str(so_far)
-    if not problem:
-        scores = _row(run, trial.rounds)
-        kinds = {"accuracy", "rmse"} & scores.keys()
-        if by not in scores and by != "nll" and kinds:
-            raise ValueError(
-                f"metric is {by!r}, which this method does not have; use {kinds.pop()} or nll"
-            )
-        score = scores.get(by, nan)
-        problem = "" if isfinite(score) else f"{by} is not a finite number"
-    seconds = sum(record.seconds for record in records)
-    return replace(trial, score=score, seconds=seconds, problem=problem)
-
-
-def _row(run: Run, rounds: int) -> dict[str, float]:
-    """Return the scores of the method's default model after some number of rounds, by metric."""
-    columns = (rounds, *default_model(run.method), "training")
-    return {
-        row["metric"]: row["value"]
-        for row in run.history
-        if (row["round"], row["model"], row["adaptation"], row["population"]) == columns
-    }

@@ -117,7 +117,7 @@ OF_DATA = {n for n, row in options().items() if row.section in [*SECTIONS.values
 OF_TUNING = {n for n, row in options().items() if row.section == SECTIONS["seeds"]}
 OF_RUN = options().keys() - OF_TUNING
 UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
-UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
+UNTUNED |= {"save_predictions", "log", "seeds", "tune", "checkpoint_every"}
 QUESTION = CommandOption("--question TEXT", TEXT, "Title of the report (default: from the model).")
 REGRESS: tuple[CommandOption, ...] = (
     CommandOption("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),

@@ -62,10 +62,12 @@ def flushed(code: int) -> int:
 
 
 @contextmanager
-def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Convert any exception in the `with` block to `Stopped`, with a one-line message."""
+def ending(tell: Callable[[str], str], *refusals: type[Exception]) -> Iterator[None]:
+    """Convert any exception in the `with` block but refusals to a one-line `Stopped`."""
     try:
         yield
+    except refusals:
+        raise
     except (KeyboardInterrupt, SystemExit, Exception) as error:
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
         raise Stopped(tell(what(error)), code) from error

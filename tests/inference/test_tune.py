@@ -1,8 +1,10 @@
-"""Settings chosen by successive halving, where the right one is known."""
+"""Settings chosen by Optuna studies, where the right one is known."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,8 +15,9 @@ from torch import nn
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.start import first
+from pyrofl.inference.tuning import studies
 from pyrofl.inference.tuning.results import Trial, TuningResult, describe_setting, ranked
-from pyrofl.inference.tuning.tune import halved, rungs, tune
+from pyrofl.inference.tuning.tune import compared, tune
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import Network
@@ -56,9 +59,10 @@ def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
         exact = off[one.seed] * abs(1 - RATES[one.setting]) ** one.rounds
         assert one.problem or one.score == pytest.approx(exact, abs=1e-9)
     frame = found.frame()
-    assert list(frame["rounds"]) == [3] * 4 + [9] * 9
-    assert list(frame["seed"]) == [0] * 4 + [0] * 3 + [1] * 3 + [2] * 3
-    assert list(frame["setting"])[4:] == ["lr=1.0", "lr=0.5", "lr=1e-06"] * 3
+    first_seed = [3, 6, 9] * 3 + [3]  # three are not pruned, the last one diverges
+    assert list(frame["rounds"]) == first_seed + [9] * 6
+    assert list(frame["seed"]) == [0] * 10 + [1] * 3 + [2] * 3
+    assert list(frame["setting"])[10:] == ["lr=1.0", "lr=0.5", "lr=1e-06"] * 2
     assert set(frame["setting"][frame["chosen"]]) == {"lr=1.0"}
     assert found.rounds == 3 + 9 * 9
     assert "lr=1.0" in repr(found)
@@ -68,27 +72,161 @@ def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
     assert far.behind > margin.behind
     assert margin.behind == pytest.approx(float(behind.mean()))
     assert margin.error == pytest.approx(float(behind.std() / 3**0.5))
-    assert list(frame["behind"])[4:] == [0.0, margin.behind, far.behind] * 3
-    assert set(frame["behind"][:4]) == {""}
+    assert list(frame["behind"])[10:] == [0.0, margin.behind, far.behind] * 2
+    assert list(frame["behind"])[:10] == [
+        *("", "", far.behind, "", "", margin.behind, "", "", 0.0, ""),
+    ]
     assert f"{margin.behind:.4f} +- {margin.error:.2g} over lr=0.5, 3 seeds" in repr(found)
 
 
-def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        "pyrofl.inference.tuning.tune.fit",
-        lambda *args, **how: (
-            made.append(how["resume_from"] and how["resume_from"].state.number)
-            or pyrofl.fit(*args, **how)
-        ),
-    )
-    found = chosen(line, folder=tmp_path)
-    assert made == [None] * 4 + [3] * 3 + [None] * 6
+def interrupt_fit(monkeypatch, number: int) -> list[int]:
+    """Interrupt the given call of `fit` in trials; return a list of the rounds of all calls."""
+    calls: list[int] = []
+
+    def fit(method: object, data: object, rounds: int, **how: object) -> object:
+        calls.append(rounds)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return pyrofl.fit(method, data, rounds, **how)
+
+    monkeypatch.setattr("pyrofl.inference.tuning.studies.fit", fit)
+    return calls
+
+
+@pytest.mark.parametrize("number", [5, 13])
+def test_an_interrupted_search_continues_to_the_same_result(line, tmp_path, monkeypatch, number):
+    whole = chosen(line)
+    calls = interrupt_fit(monkeypatch, number)
+    with pytest.raises(KeyboardInterrupt):
+        chosen(line, folder=tmp_path)
+    at = len(calls)
+    resumed = chosen(line, folder=tmp_path)
+    assert resumed.lines() == whole.lines()
+    done = number - 1 - (number - 1) % 3 if number <= 10 else number - 1
+    assert len(calls) - at == 16 - done  # the interrupted trial starts again, no other does
     again = chosen(line, folder=tmp_path)
-    assert len(made) == 13
-    assert again.lines() == found.lines()
-    with pytest.raises(ValueError, match=r"now setting is 'lr=0.1' and was 'lr=1e-06'"):
-        tune(step, line, {"lr": (0.1,)}, 9, folder=tmp_path, progress=False)
+    assert len(calls) - at == 16 - done
+    assert again.lines() == whole.lines()
+    assert again.seconds == resumed.seconds
+
+
+def test_another_search_does_not_continue_a_folder(line, tmp_path):
+    same = {"build": step, "data": line, "param_grid": {"lr": (0.5, 1.0)}, "rounds": 3}
+    same |= {"metric": "rmse", "seeds": 1, "folder": tmp_path, "progress": False}
+    found = tune(**same)
+    other_data = Federation(line.x, 2 * line.y, line.train, line.test)
+    for changed, stated in (
+        ({"param_grid": {"lr": (0.1,)}}, r"settings is \['lr=0.1'\] and was \['lr=0.5', "),
+        ({"data": other_data}, "now hash of the data is '.*' and was '"),
+        ({"build": lambda lr: step(lr=lr / 2)}, "now hash of the methods is '.*' and was '"),
+        ({"rounds": 8}, "now rounds is 8 and was 3"),
+        ({"metric": "nll"}, "now metric is 'nll' and was 'rmse'"),
+        ({"seed": 1}, "now seed of init is 1 and was 0, "),
+        ({"about": {"site": 2}}, "now site is 2 and was None"),
+        ({"draws": 3}, "now draws is 3 and was None"),
+    ):
+        with pytest.raises(ValueError, match=rf"tune.journal is of another run; .*{stated}"):
+            tune(**same | changed)
+    assert tune(**same).lines() == found.lines()
+
+
+def test_an_operation_cut_off_by_a_kill_is_left_out(line, tmp_path):
+    whole = chosen(line, folder=tmp_path)
+    journal = tmp_path / "tune.journal"
+    content = journal.read_bytes()
+    for fraction in (0.3, 0.9):
+        journal.write_bytes(content[: int(len(content) * fraction) - 2])
+        (tmp_path / "tune.journal.lock").touch()
+        assert chosen(line, folder=tmp_path).lines() == whole.lines()
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}\n", b"SQLite 3\0\n" + b"x" * 9000, b"[]\n", b'{"op_code":0}\n']
+)
+def test_a_damaged_storage_is_refused_in_a_line(line, tmp_path, content):
+    (tmp_path / "tune.journal").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"tune.journal cannot be used: .*; expected a writable"
+    ) as bad:
+        chosen(line, folder=tmp_path)
+    assert "\n" not in str(bad.value)
+
+
+def test_a_storage_may_have_a_strange_path_and_is_no_link(line, tmp_path):
+    folder = tmp_path / "a?b{c}%d #"
+    assert chosen(line, folder=folder).best == {"lr": 1.0}
+    (tmp_path / "tune.journal").symlink_to(folder / "tune.journal")
+    with pytest.raises(ValueError, match=r"tune.journal cannot be used: .* is a link to"):
+        chosen(line, folder=tmp_path)
+
+
+def test_optuna_reads_the_storage(line, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    chosen(line, folder=tmp_path)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "tune.journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.load_study(study_name="seed 0", storage=storage)
+    assert study.best_params == {"lr": "1.0"}
+    assert [t.state.name for t in study.trials] == ["COMPLETE"] * 3 + ["PRUNED"]
+
+
+def test_optuna_is_silent_and_keeps_its_verbosity(line, capfd):
+    optuna = pytest.importorskip("optuna")
+    before = optuna.logging.get_verbosity()
+    chosen(line)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+    assert optuna.logging.get_verbosity() == before
+
+
+def test_a_range_gives_random_settings_of_the_seed(line):
+    distributions = pytest.importorskip("optuna").distributions
+    grid = {"lr": distributions.FloatDistribution(0.1, 1.0, log=True), "momentum": (0.0, 0.5)}
+
+    def drawn(seed: int, trials: int = 5) -> TuningResult:
+        build = lambda **s: step(lr=s["lr"])  # noqa: E731
+        how = {"metric": "rmse", "seed": seed, "seeds": 1, "progress": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the largest rate, which is best
+            return tune(build, line, grid, 2, trials=trials, **how)
+
+    found = drawn(0)
+    assert len(found.settings) == 5
+    assert all(0.1 <= one["lr"] <= 1.0 and one["momentum"] in (0.0, 0.5) for one in found.settings)
+    assert found.best["lr"] == max(one["lr"] for one in found.settings)
+    assert drawn(0).lines() == found.lines()
+    assert drawn(1).settings != found.settings
+    assert drawn(0, 8).settings[:5] == found.settings
+    whole = {"epochs": distributions.IntDistribution(1, 2)}
+    with pytest.raises(ValueError, match="trials is 3, and param_grid has 2 settings"):
+        tune(step, line, whole, 2, trials=3, metric="rmse", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("rates", "stated"),
+    [
+        ((0.1, 0.2, 0.4), "lr=0.4 is the largest of 3 values"),
+        ((2.0, 1.1, 2.5, 3.0), "lr=1.1 is the smallest of 4 values"),
+        ((0.1, 1.0, 2.0), ""),
+        ((0.1, 1.0), ""),
+    ],
+)
+def test_a_choice_at_the_edge_of_its_grid_is_a_warning(line, rates, stated):
+    how = {"metric": "rmse", "seeds": 1, "progress": False}
+    if not stated:
+        assert not tune(step, line, {"lr": rates}, 3, **how).at_edge
+        return
+    with pytest.warns(UserWarning, match=f"{stated} and was chosen; widen the grid"):
+        found = tune(step, line, {"lr": rates}, 3, **how)
+    assert stated in repr(found)
+
+
+def test_a_choice_of_names_or_of_zero_is_at_no_edge():
+    settings = [
+        {"a": a, "b": b, "c": c} for a, b, c in zip("xyz", (0, 1, 2), (True, False, 1), strict=True)
+    ]
+    assert not TuningResult(tuple(settings), (), "accuracy", 0).at_edge
+    assert len(TuningResult(tuple(settings), (), "accuracy", 2).at_edge) == 1
 
 
 def test_test_rows_are_not_looked_at(line):
@@ -126,47 +264,56 @@ def test_what_fails_is_last_and_no_crash(line):
         tune(sometimes, line, {"lr": (1.0,)}, 3, metric="rmse", progress=False)
 
 
-def test_one_that_diverges_late_gives_way_to_the_next():
-    def attempt(which: int, rounds: int, seed: int) -> Trial:
-        late = "diverged" if (which, rounds, seed) == (3, 9, 1) else ""
-        return Trial(which, rounds, seed, math.nan if late else which / 9, 1.0, late)
+def trained_by(score: Callable[[int, int], float | None]) -> Callable[..., list[Trial]]:
+    """Return trials with scores of (setting, seed), of which None is a failure."""
 
-    trials = halved(4, 9, "accuracy", attempt)
-    assert [(one.setting, one.rounds, one.seed) for one in trials] == [
-        *((k, 3, 0) for k in range(4)),
-        *((3, 9, 0), (2, 9, 0), (1, 9, 0), (3, 9, 1), (2, 9, 1), (1, 9, 1), (2, 9, 2), (1, 9, 2)),
+    def trained(k: int, which: Sequence[int]) -> list[Trial]:
+        scores = [(i, score(i, k)) for i in which]
+        return [
+            Trial(i, 9, k, math.nan if s is None else s, 1.0, "diverged" if s is None else "")
+            for i, s in scores
+        ]
+
+    return trained
+
+
+def test_one_that_diverges_late_gives_way_to_the_next():
+    def score(which: int, seed: int) -> float | None:
+        return None if (which, seed) == (3, 1) else which / 9
+
+    trials = compared(4, "accuracy", trained_by(score))
+    assert [(one.setting, one.seed) for one in trials] == [
+        *((k, 0) for k in range(4)),
+        *((3, 1), (2, 1), (1, 1), (2, 2), (1, 2)),
     ]
-    found = TuningResult(({},) * 4, tuple(trials), "accuracy", 2)
+    found = TuningResult(({},) * 4, tuple(trials), "accuracy", ranked(trials, "accuracy")[0])
+    assert found.chosen == 2
     assert found.score == 2 / 9
     assert [margin.setting for margin in found.margins] == [1]
-    assert [one.seed for one in halved(1, 9, "accuracy", attempt)] == [0]
+    assert [one.seed for one in compared(1, "accuracy", trained_by(score))] == [0]
 
 
 def test_equal_scores_go_to_the_first():
-    def attempt(which: int, rounds: int, seed: int) -> Trial:
-        return Trial(which, rounds, seed, 1.0, 0.0)
-
-    trials = halved(9, 90, "nll", attempt, seeds=2)
-    assert [one.setting for one in trials] == [*range(9), 0, 1, 2, 0, 1, 2]
+    trials = compared(9, "nll", trained_by(lambda which, seed: 1.0), seeds=2)
+    assert [one.setting for one in trials] == [*range(9), 0, 1, 2]
     assert ranked(trials, "nll") == [*range(9)]
-    assert rungs(10, 54) == [6, 18, 54]
+    assert studies.stages(54) == [18, 36, 54]
 
 
 def test_luck_with_one_seed_does_not_decide():
-    # With the first seed, and after few rounds, setting 1 is ahead; over the seeds it is behind.
-    def attempt(which: int, rounds: int, seed: int) -> Trial:
-        lucky = 0.8 if seed == 0 else 0.4
-        return Trial(which, rounds, seed, lucky if which else 0.7, 0.0)
-
-    trials = halved(2, 18, "accuracy", attempt)
-    found = TuningResult(
-        ({"lr": 1}, {"lr": 3}), tuple(trials), "accuracy", ranked(trials, "accuracy")[0]
-    )
-    assert found.best == {"lr": 1}
-    (margin,) = found.margins
-    assert margin.behind == pytest.approx(0.7 - 1.6 / 3)
-    assert margin.error == pytest.approx(0.4 / 3)  # the sd of (.8, .4, .4) over the root of 3
-    assert not margin.clear
+    # With the first seed, setting 1 is ahead; over the seeds it is behind. Setting 4, which is no
+    # finalist, is better with the first seed than setting 0 over all.
+    scores = {0: (0.75, 0.7, 0.65), 1: (0.8, 0.4, 0.4), 2: (0.74, 0.72, 0.5), 3: (0.1,), 4: (0.73,)}
+    trials = compared(5, "accuracy", trained_by(lambda which, seed: scores[which][seed]))
+    chosen = ranked(trials, "accuracy")[0]
+    found = TuningResult(tuple({"lr": i} for i in range(5)), tuple(trials), "accuracy", chosen)
+    assert found.best == {"lr": 0}
+    second, third = found.margins
+    assert (second.setting, third.setting) == (2, 1)
+    differences = torch.tensor([-0.05, 0.3, 0.25])
+    assert third.behind == pytest.approx(0.5 / 3)
+    assert third.error == pytest.approx(float(differences.std() / 3**0.5))
+    assert not third.clear
     assert "not clear: less than twice its standard error" in found.margin
 
 
@@ -196,6 +343,10 @@ def test_a_method_of_classes_with_a_schedule(method):
         ),
         ({"param_grid": [3]}, "param_grid has 3; expected dicts of name -> value"),
         ({"param_grid": {"lr": (0.1, -1.0)}}, "lr is -1.0; expected a number of at least 0"),
+        ({"trials": 2}, "trials is 2, and param_grid has no range; expected None"),
+        ({"every": 2}, "unknown argument 'every'; expected one of"),
+        ({"param_grid": {"lr": (0.1, math.nan)}}, "lr is nan; expected a number"),
+        ({"param_grid": {"lr": (1e9, 1e10)}, "rounds": 40}, "all 2 settings fail, the first: "),
         ({"metric": "accuracy"}, "metric is 'accuracy', but y has numbers; use rmse"),
         ({"metric": "ece"}, "metric is 'ece'; expected one of accuracy, nll, rmse"),
         ({"seeds": 0}, "seeds is 0; expected a whole number of at least 1"),

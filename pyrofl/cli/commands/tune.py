@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from pyrofl import figures
 from pyrofl.cli.commands import grids
 from pyrofl.cli.commands.input_files import refuse_replaced_inputs
-from pyrofl.cli.output.received_tables import HASH, read_search
+from pyrofl.cli.output.received_tables import HASH
 from pyrofl.experiments import results
 from pyrofl.experiments.console import Stopped, ending, say, show, tell
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
-from pyrofl.files import checkpoint_file, run_folder, run_json, text_tables
+from pyrofl.files import run_folder, run_json, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
-from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, describe_setting
+from pyrofl.inference.tuning.results import COLUMNS, Margin, TuningResult, describe_setting
+from pyrofl.inference.tuning.studies import LOCK, STORAGE, OtherSearch, load_optuna
 from pyrofl.inference.tuning.tune import AllFailed, refuse_metric
 from pyrofl.inference.tuning.tune import tune as choose
 
@@ -69,6 +70,7 @@ class Search:
 
 def tune(experiment: Experiment) -> None:
     """Choose a method's settings by their validation scores, and write the result to a folder."""
+    load_optuna()
     experiment = resolve(experiment)
     figures.try_out()
     (job,) = jobs(experiment, [experiment.seed])
@@ -76,7 +78,7 @@ def tune(experiment: Experiment) -> None:
     search = Search(job, tuple(experiment.settings), path)
     refuse_metric(experiment.metric, job.task.data)
     refuse_replaced_inputs(experiment, path)
-    own = r"tune\.(csv|json)|figures|\d+-\d+\.safetensors" if experiment.resume else ""
+    own = rf"tune\.(csv|json)|figures|{STORAGE}({LOCK})?" if experiment.resume else ""
     say(experiment, f"{len(search.settings)} settings of {job.name}, {until(search)}")
     run_folder.prepare(path, experiment.overwrite, own)
     with locked(path) as dead:
@@ -96,6 +98,7 @@ def searches(experiment: Experiment, jobs_to_tune: Sequence[Job]) -> list[Search
             if getattr(experiment, dest) is not None:
                 raise ValueError(f"{flag} is given, and --tune is not; expected both")
         return []
+    load_optuna()
     if experiment.privacy:
         raise ValueError(
             "--tune is given, and --privacy: what is tried spends privacy too, which epsilon does "
@@ -141,17 +144,19 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
 
 
 def done(search: Search) -> TuningResult:
-    """Run a search for the best settings, or read its saved result if a command is resumed."""
+    """Run a search for the best settings, or continue it if a command is resumed."""
     job, path, experiment = search.job, search.path, search.job.experiment
-    file = path / FACTS
-    if experiment.resume and file.exists():
-        return read(file, search.about)
     if experiment.overwrite and not experiment.resume:
-        for old in (file, path / TABLE, *path.glob("*.safetensors")):
-            old.unlink(missing_ok=True)
+        for name in (FACTS, TABLE, STORAGE, f"{STORAGE}{LOCK}"):
+            (path / name).unlink(missing_ok=True)
     run_folder.sweep(path)
     note = f"; {path} holds what there is, continue with --resume"
-    with threads(experiment.threads), ending(lambda what: f"{job.name}: {what}{note}"):
+    with (
+        threads(experiment.threads),
+        ending(lambda what: f"{job.name}: {what}{note}", OtherSearch),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", ".* widen the grid", UserWarning)  # `sentences` has it
         result = choose(
             search.build,
             job.task.data,
@@ -160,16 +165,13 @@ def done(search: Search) -> TuningResult:
             metric=experiment.metric,
             validation_fraction=experiment.validation_fraction,
             folder=path,
-            every=experiment.checkpoint_every,
             seeds=experiment.tune_seeds,
             about=search.about,
             **job.training_options,
         )
         run_folder.write_csv(path / TABLE, COLUMNS, result.lines())
         content = facts(search, result)
-        run_folder.write_json(file, content | {HASH: run_json.of_facts(content)})
-    for saved_run in () if experiment.checkpoint_every else path.glob("*.safetensors"):
-        saved_run.unlink()
+        run_folder.write_json(path / FACTS, content | {HASH: run_json.of_facts(content)})
     return result
 
 
@@ -198,20 +200,6 @@ def margin(result: TuningResult, one: Margin) -> dict[str, Any]:
     return {**asdict(one), "setting": result.settings[one.setting], "error": error}
 
 
-def read(path: Path, about: dict[str, Any]) -> TuningResult:
-    """Read saved tuning results; raise ValueError if their search had other inputs."""
-    had = read_search(path)
-    try:
-        scores = [nan if t["score"] is None else t["score"] for t in had["trials"]]
-        trials = [Trial(**t | {"score": s}) for t, s in zip(had["trials"], scores, strict=True)]
-        settings = tuple(had["about"]["settings"])
-        result = TuningResult(settings, tuple(trials), had["metric"], had["place"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
-    checkpoint_file.refuse_differences(path, had["about"], json.loads(json.dumps(about)))
-    return result
-
-
 def until(search: Search) -> str:
     """Describe the validation rows by which settings are chosen."""
     share = f"{search.job.experiment.validation_fraction:g} of the training rows of every client"
@@ -226,6 +214,7 @@ def sentences(search: Search, result: TuningResult) -> Iterator[str]:
     yield f"{result.metric} {result.score:.4f} there, {cost}."
     if result.margin:
         yield f"Its margin is {result.margin}."
+    yield from (f"Warning: {text}." for text in result.at_edge)
 
 
 def table(result: TuningResult) -> str:
