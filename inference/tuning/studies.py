@@ -226,7 +226,7 @@ def _score(run: Run, metric: Metric) -> float:
         raise ValueError(
             f"metric is {metric!r}, which this method does not have; use {kinds.pop()} or nll"
         )
-    return scores.get(metric, nan)
+    return float(scores.get(metric, nan))
 
 
 def rows_of(one: FrozenTrial, place: int, k: int, stops: Sequence[int]) -> list[Trial]:

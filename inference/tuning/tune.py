@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
-from pyrofl.arguments import Count, ProperShare, checked, known
+from pyrofl.arguments import Count, ProperShare, check_name, checked
 from pyrofl.choices import Metric
 from pyrofl.data import Federation
 from pyrofl.inference.definition.description import described
@@ -69,7 +69,6 @@ def tune(
             `optuna.distributions.FloatDistribution(0.001, 0.1, log=True)`.
         rounds: rounds of the finalists. With more than three settings, those that are worse than
             the median of the completed ones are stopped after one or two thirds of the rounds.
-            With three seeds, 9 settings cost about as much as 13 runs, and 6 settings as 11.
         trials: number of settings that are drawn at random if a name has a range.
         metric: "accuracy", "nll" or "rmse" (the latter two are minimized), averaged over clients.
             None is accuracy for classes, nll for numbers. Evaluated is the main model, with the
@@ -97,7 +96,7 @@ def tune(
         UserWarning: if a chosen number is the smallest or the largest of at least three.
     """
     for name in loop:
-        known(name, (*signature(tune).parameters, *LoopOptions.__annotations__), "argument")
+        check_name(name, (*signature(tune).parameters, *LoopOptions.__annotations__), "argument")
     settings = combinations(param_grid, trials, seed)
     methods = [build(**setting) for setting in settings]
     refuse_metric(metric, data)
