@@ -25,7 +25,7 @@ SATELLITES: dict[str, tuple[str, ...]] = {
         *("models.conjugate", "models.two_stage"),
     ),
     "privacy": ("inference.privacy",),
-    "deployment": ("inference.transport", "flower"),
+    "deployment": ("inference.transport", "flower", "models.regression.remote"),
     "conformal": ("inference.conformal",),
     "checks": ("inference.checks", "inference.reference"),
     "planning": ("inference.planning", "inference.relations", "inference.data_flow"),
@@ -73,10 +73,9 @@ def leaves() -> list[str]:
 def owner(module: str) -> str:
     """Return the satellite of a module, the name of its method, or "core"."""
     every = {**SATELLITES, **{name: (f"models.{name}",) for name in leaves()}}
-    for name, places in every.items():
-        if any(f"{module}.".startswith(f"pyrofl.{place}.") for place in places):
-            return name
-    return "core"
+    owners = {place: name for name, places in every.items() for place in places}
+    places = [place for place in owners if f"{module}.".startswith(f"pyrofl.{place}.")]
+    return owners[max(places, key=len)] if places else "core"
 
 
 @cache
@@ -145,7 +144,7 @@ def copy_without(target: Path, *satellites: str) -> None:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
-                path.with_suffix(".py").unlink()
+                path.with_suffix(".py").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
