@@ -32,7 +32,7 @@ from pyrofl.inference.acceleration import local as training
 from pyrofl.inference.acceleration.groups import buckets
 from pyrofl.inference.acceleration.row_space import first_layer, rewriting
 from pyrofl.inference.definition.aggregator import Aggregator
-from pyrofl.inference.definition.elbo import Elbo, On, Seen
+from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, Seen
 from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import Sgd
@@ -46,7 +46,7 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.models import fedhb, guides, priors
-from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
+from pyrofl.tensors import Tensors, generator, matches, role, size_in_bytes
 
 MODULES = {
     m.name: import_module(f"pyrofl.models.{m.name}")
@@ -199,16 +199,18 @@ def steps_by_rows(method: Method) -> bool:
         method, data(), first(method, data(), 0), toys.who(data(), 0), 0
     )
     local = private | received
+    if method.name == "ifca":  # its first phase chooses the model that is trained
+        local |= {n: v[:, 0] for n, v in role("cluster", received).items()}
 
     def along(move: object) -> bool:
         """Say whether a move is plain SGD on an ELBO that sees the layer as sums."""
         if not isinstance(move, GradientStep) or not isinstance(move.optim, Sgd):
             return False
         core, model, guide, own = move.loss, method.model, method.guide, False
-        while isinstance(core, (On, Seen)):
+        while isinstance(core, (Directed, OfGradients, On, Seen)):
             if isinstance(core, On):
                 model, guide = core.model, core.guide
-            else:
+            elif isinstance(core, Seen):
                 own = own or core.view.__module__ == fedhb.__name__
             core = core.loss
         if not isinstance(model, Supervised) or not isinstance(core, Elbo):
@@ -219,7 +221,12 @@ def steps_by_rows(method: Method) -> bool:
         moved = matches(home, move.names) or matches(f"own/{home}", move.names)
         return bool(home) and near and moved and not own
 
-    return any(phase.updates and all(map(along, phase.updates)) for phase in method.phases)
+    # SCAFFOLD counts its steps in a closed form, which reads no layer.
+    steps = [
+        [u for u in phase.updates if isinstance(u, GradientStep) or method.name != "scaffold"]
+        for phase in method.phases
+    ]
+    return any(updates and all(map(along, updates)) for updates in steps)
 
 
 @on_archetypes

@@ -96,7 +96,7 @@ def test_claims_are_about_rows_columns_and_scores_of_the_study(paper: str, name:
         assert verdict.word.startswith("not tried: ") or verdict.word == "not run"
 
 
-@pytest.mark.parametrize("paper", {paper for paper, _ in STUDIES})
+@pytest.mark.parametrize("paper", sorted({paper for paper, _ in STUDIES}))
 def test_values_of_papers_are_in_cells_of_their_studies(paper: str):
     with (PAPERS / paper / "paper.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
