@@ -57,7 +57,7 @@ register(
         "preprocessor": "pyrofl.data.tables.preprocessor:Preprocessor",
         "privacy": "pyrofl.inference.privacy.noising:with_privacy",
         "private data": "pyrofl.inference.privacy.preparation:refuse_preparation",
-        "unrecorded updates": "pyrofl.inference.acceleration.recordings:unrecorded",
+        "unrecorded updates": "pyrofl.inference.acceleration.recordings:recording_advice",
         "summary of columns": "pyrofl.data.tables.column_summary:summarize_columns",
         "validation": "pyrofl.inference.validation.validate:validate_method",
     }

@@ -92,7 +92,7 @@ def recordings(
     return tuple(updates)
 
 
-def unrecorded(method: Method, rounds: Iterable[tuple[int, float]]) -> tuple[str, ...]:
+def recording_advice(method: Method, rounds: Iterable[tuple[int, float]]) -> tuple[str, ...]:
     """Return a line about a user's function that is worth recording, or nothing.
 
     Args:

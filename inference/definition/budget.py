@@ -60,7 +60,9 @@ class Sampling(NamedTuple):
 
     law: Literal["all", "without replacement", "each by itself"]
     expected: float  # expected clients of a round
-    odd: float = 0.0  # probability that a client participates because an empty draw was rejected
+    redraw_probability: float = (
+        0.0  # probability that a client participates because an empty draw was rejected
+    )
 
 
 class PrivacySpent(NamedTuple):
@@ -152,7 +154,7 @@ class PrivacyAccountant:
             event = ("SampledWithoutReplacement", self.clients, many, ("Gaussian", noise / 2))
             bound = f"sampling {many} of {self.clients} without replacement, replace-one"
             relation = "REPLACE_ONE"
-        left = delta - rounds * self.sampling.odd
+        left = delta - rounds * self.sampling.redraw_probability
         amplified = _epsilon(relation, event, rounds, left) if left > 0 else worst
         if amplified >= worst:
             return PrivacySpent(worst, delta, each, assumption, seeded)

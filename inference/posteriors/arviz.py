@@ -218,7 +218,7 @@ def to_arviz(
     attrs = facts(runs, chain_groups[0], verdicts, how, begun) | {
         "corrected": together(corrections)
     }
-    return chained(chain_groups, data, clients, named, attrs)
+    return stack_chains(chain_groups, data, clients, named, attrs)
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
@@ -270,7 +270,7 @@ def _refuse_unknown_names(
     return dict(coords)
 
 
-def chained(
+def stack_chains(
     chain_groups: Sequence[Groups],
     data: Federation,
     ids: Tensor,

@@ -36,7 +36,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.hmc import Draws, approach
 from pyrofl.inference.hmc import hmc as sampled
-from pyrofl.inference.posteriors.arviz import chained, of_prior
+from pyrofl.inference.posteriors.arviz import of_prior, stack_chains
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.inference.posteriors.pointwise import pointwise_at
@@ -319,7 +319,9 @@ def _gathered(
     spec = EvaluationSpec(draws=count, seed=seed)
     groups |= of_prior(axes, method, joint.state, spec, lenient=True)
     groups["constant_data"] = axes.constants()
-    return chained([_of_chain(groups, i, draws) for i in range(chains)], data, ids, attrs=quality)
+    return stack_chains(
+        [_of_chain(groups, i, draws) for i in range(chains)], data, ids, attrs=quality
+    )
 
 
 def _of_chain(groups: Groups, chain: int, draws: int) -> Groups:

@@ -19,7 +19,7 @@ from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.definition.table_method import axes_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.posteriors.arviz import chained, without_rows
+from pyrofl.inference.posteriors.arviz import stack_chains, without_rows
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import Values, draw, find_client_dependence
@@ -184,7 +184,7 @@ def posterior(
         "seed": separate(seed).noise,
         "corrected": str(request["corrected"]),
     }
-    return chained([groups], shard, ids, coords, attrs)
+    return stack_chains([groups], shard, ids, coords, attrs)
 
 
 def _values(one: Mapping[str, Any], chosen: Tensor) -> dict[str, Values]:

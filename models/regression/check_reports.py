@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pyrofl.data.tables.column_summary import ColumnMoments, ColumnSummary, told_of
+from pyrofl.data.tables.column_summary import ColumnMoments, ColumnSummary, summarize_values
 from pyrofl.models.regression.agreement import PRIVATE, Report
 from pyrofl.models.regression.design import Design
 from pyrofl.models.regression.priors import design_moments, predictor_of
@@ -30,7 +30,7 @@ def check_reports(design: Design, link: str) -> dict[str, Report]:
         x = {name: part.evaluate(frame) for name, part in design.predictors.items()}
         z = {name: (x[name] - middle) / scale for name, (middle, scale) in scalings.items()}
         levels = range(len(design.answers)) if design.family.kind == "ordinal" else ()
-        numbers = {n: told_of(np.asarray(frame[n], float)) for n in numeric(design)}
+        numbers = {n: summarize_values(np.asarray(frame[n], float)) for n in numeric(design)}
         return {
             "columns": {name: _report(summary) for name, summary in numbers.items()},
             "products": {name: (part.T @ part).tolist() for name, part in z.items()},

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from pyrofl.data.tables.column_summary import ColumnSummary
-from pyrofl.data.tables.data_quality import of_codes, of_levels, of_measurements, of_words
+from pyrofl.data.tables.data_quality import code_warning, level_warning, of_measurements, of_words
 from pyrofl.data.tables.row_checks import Cells, determines, of_answers, relation_of
-from pyrofl.data.tables.units import of_units
+from pyrofl.data.tables.units import unit_warning
 from pyrofl.models.regression.check_reports import (
     check_reports,
     columns_of,
@@ -42,11 +42,11 @@ def warn_of_tables(design: Design, link: str) -> None:
             texts.append(of_measurements(name, design.clients.levels[name]))
         if name in factors:
             own = {n for one in design.groups for n in one.group.factors}
-            texts.append(of_levels(name, _levels(design, name), are_common=name not in own))
+            texts.append(level_warning(name, _levels(design, name), are_common=name not in own))
         else:
             sums = {site: summary_of(one["columns"][name]) for site, one in reports.items()}
             cells = [np.asarray(frame[name], float) for frame in frames.values()]
-            texts += [of_units(name, sums), of_codes(name, cells)]
+            texts += [unit_warning(name, sums), code_warning(name, cells)]
     texts.append(of_answers(design.formula.response, _answers(design) if frames else []))
     for text in filter(None, texts):
         warn_user(text)

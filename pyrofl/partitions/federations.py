@@ -20,7 +20,7 @@ from pyrofl.choices import PARTITIONS, TEST_POLICIES
 from pyrofl.data import Dataset, Federation, Source
 from pyrofl.data.frames import Tables
 from pyrofl.data.roster import names_of
-from pyrofl.data.tables.column_summary import told_of
+from pyrofl.data.tables.column_summary import summarize_values
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.data.tables.wording import listed
 from pyrofl.partitions import allocation, by_label
@@ -186,7 +186,7 @@ def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Ten
         options = {"features": preprocessor.features, "preparation": preprocessor, "unseen": unseen}
     if dataset.likelihood == LEARNED:
         y = dataset.y.double().numpy()
-        sums = [told_of(y[rows]) for rows in train]
+        sums = [summarize_values(y[rows]) for rows in train]
         options["centre"], options["scale"] = reduce(add, sums).moments
     return x, replace(dataset.source, **options) if dataset.source else None
 

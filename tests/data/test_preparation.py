@@ -14,7 +14,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import pyrofl
 from pyrofl import datasets, federations
-from pyrofl.data.tables.column_summary import ColumnSummary, summarize_columns, told_of
+from pyrofl.data.tables.column_summary import ColumnSummary, summarize_columns, summarize_values
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.models import fedavg
 
@@ -57,7 +57,7 @@ def loaded(name, **more):
 def test_sums_over_clients_are_those_of_the_pooled_rows(clients, shift):
     parts = [np.array(values) + shift for values in clients]
     pooled = np.concatenate(parts)
-    found = sum((told_of(values) for values in parts), ColumnSummary())
+    found = sum((summarize_values(values) for values in parts), ColumnSummary())
     assert found.count == len(pooled)
     if len(pooled):
         size = np.abs(pooled).max()

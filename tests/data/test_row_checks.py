@@ -8,8 +8,8 @@ import pytest
 
 from pyrofl import Federation, datasets, federations
 from pyrofl.data.frames import Tables
-from pyrofl.data.tables.data_quality import of_codes, spellings
-from pyrofl.data.tables.row_checks import determines, is_doubled, of_shared, relation_of
+from pyrofl.data.tables.data_quality import code_warning, spellings
+from pyrofl.data.tables.row_checks import determines, is_doubled, relation_of, shared_row_warning
 
 RNG = np.random.default_rng(52)
 AGES = RNG.normal(60, 15, 300).clip(18, 95).round()
@@ -43,9 +43,9 @@ def with_code(values, code, count):
 )
 def test_codes_for_missing_values_are_named(values, code, count):
     values = with_code(values, code, count)
-    told = of_codes("a", [values[::3], values[1::3], values[2::3]])
+    told = code_warning("a", [values[::3], values[1::3], values[2::3]])
     assert f"column a holds {code} in {count} rows, and otherwise" in told
-    assert of_codes("a", [values]) == told
+    assert code_warning("a", [values]) == told
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_codes_for_missing_values_are_named(values, code, count):
 )
 def test_usual_numbers_are_no_codes(values):
     values = np.asarray(values, float)
-    assert of_codes("a", [values[::2], values[1::2]]) == ""
+    assert code_warning("a", [values[::2], values[1::2]]) == ""
 
 
 Y = RNG.normal(size=60)
@@ -165,31 +165,33 @@ def federation_of(*parts):
 
 def test_rows_of_two_clients_are_found():
     own = [RNG.normal(size=(40, 3)).round(2) for _ in range(20)]
-    assert of_shared(federation_of(*own)) == ""
+    assert shared_row_warning(federation_of(*own)) == ""
     some = [*own[:-1], np.concatenate([own[3][:12], own[-1]])]
-    assert of_shared(federation_of(*some)).startswith("12 rows of c3 and c19 are equal in all col")
+    assert shared_row_warning(federation_of(*some)).startswith(
+        "12 rows of c3 and c19 are equal in all col"
+    )
     scattered = [np.concatenate([part, own[k - 1][:5]]) for k, part in enumerate(own)]
-    text = of_shared(federation_of(*scattered))
+    text = shared_row_warning(federation_of(*scattered))
     assert text.startswith("100 rows of several clients, such as c")
     few = [*own[:-1], np.concatenate([own[3][:8], own[-1]])]
-    assert of_shared(federation_of(*few)) == ""
+    assert shared_row_warning(federation_of(*few)) == ""
     numbered = [np.c_[part, np.arange(len(part)) + 1000 * k] for k, part in enumerate(some)]
-    assert of_shared(federation_of(*numbered)) == ""
+    assert shared_row_warning(federation_of(*numbered)) == ""
 
 
 @pytest.mark.parametrize("clients", [2, 10])
 def test_rows_that_are_equal_by_chance_are_not(clients):
     binary = [RNG.integers(0, 2, (60, 5)) for _ in range(clients)]
-    assert of_shared(federation_of(*binary)) == ""
+    assert shared_row_warning(federation_of(*binary)) == ""
     low = [RNG.normal(size=(300, 1)) for _ in range(clients)]
     grades = [(low_ + RNG.normal(size=(300, 8)) / 5).round() for low_ in low]  # that agree
-    assert of_shared(federation_of(*grades)) == ""
+    assert shared_row_warning(federation_of(*grades)) == ""
     time = np.arange(60)
     design = [np.c_[time, time**2, RNG.integers(0, 2, 60)] for _ in range(clients)]
-    assert of_shared(federation_of(*design)) == ""
+    assert shared_row_warning(federation_of(*design)) == ""
     grid = np.array(np.meshgrid(range(6), range(5))).reshape(2, -1).T
     crossed = [np.c_[grid, RNG.random(30) < 0.1] for _ in range(clients)]
-    assert of_shared(federation_of(*crossed)) == ""
+    assert shared_row_warning(federation_of(*crossed)) == ""
 
 
 @pytest.mark.parametrize("door", ["csv", "arrays", "frames"])

@@ -20,8 +20,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyrofl.data.tables.column_summary import told_of
-from pyrofl.data.tables.units import of_units
+from pyrofl.data.tables.column_summary import summarize_values
+from pyrofl.data.tables.units import unit_warning
 
 RNG = np.random.default_rng
 RATIOS = (2.2046, 10, 18, 38.67, 88.42, 1000)
@@ -83,13 +83,13 @@ def federation(rng, numbers, ratio=1.0):
     clients = {}
     for j in range(count):
         values = numbers(rng, rows[j], rng.normal()) * (ratio if j in odd else 1)
-        clients[f"client {j}"] = told_of(np.asarray(values, float))
+        clients[f"client {j}"] = summarize_values(np.asarray(values, float))
     return clients
 
 
 def share(numbers, ratio=1.0, times=400):
     rng = RNG(52)
-    return np.mean([bool(of_units("c", federation(rng, numbers, ratio))) for _ in range(times)])
+    return np.mean([bool(unit_warning("c", federation(rng, numbers, ratio))) for _ in range(times)])
 
 
 @pytest.mark.parametrize("name", QUANTITIES)
@@ -116,19 +116,24 @@ def test_hospitals_that_truly_differ_are_hardly_ever_named():
 
 def test_creatinine_in_other_units_is_named_with_few_rows():
     rng = RNG(1)
-    usual = {name: told_of(rng.lognormal(0.1, 0.35, n)) for name, n in (("Bern", 9), ("Genf", 40))}
-    other = told_of(88.42 * rng.lognormal(0.1, 0.35, 6))
-    told = of_units("creatinine", {**usual, "Lyon": other})
+    usual = {
+        name: summarize_values(rng.lognormal(0.1, 0.35, n))
+        for name, n in (("Bern", 9), ("Genf", 40))
+    }
+    other = summarize_values(88.42 * rng.lognormal(0.1, 0.35, 6))
+    told = unit_warning("creatinine", {**usual, "Lyon": other})
     assert "the numbers in Lyon are about" in told
     assert "larger than those in" in told
-    assert of_units("creatinine", usual) == ""
-    assert of_units("creatinine", {"Bern": usual["Bern"]}) == ""
+    assert unit_warning("creatinine", usual) == ""
+    assert unit_warning("creatinine", {"Bern": usual["Bern"]}) == ""
 
 
 def test_half_of_the_clients_may_have_another_unit():
     rng = RNG(2)
-    clients = {f"{k}": told_of(rng.normal(5.5, 1, 30) * (18 if k < 4 else 1)) for k in range(8)}
-    assert "the numbers in" in of_units("glucose", clients)
+    clients = {
+        f"{k}": summarize_values(rng.normal(5.5, 1, 30) * (18 if k < 4 else 1)) for k in range(8)
+    }
+    assert "the numbers in" in unit_warning("glucose", clients)
 
 
 if __name__ == "__main__":

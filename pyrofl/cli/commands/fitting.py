@@ -13,7 +13,7 @@ from pyrofl import figures
 from pyrofl.cli.commands import benefit, tune
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.cli.commands.preflight import preflight
-from pyrofl.cli.commands.resuming import evaluation_interval, keeping, opened, rescued
+from pyrofl.cli.commands.resuming import evaluation_interval, keeping, open_run_folders, rescued
 from pyrofl.experiments import results
 from pyrofl.experiments.comparison import CompareRow, compare_rows, compare_table
 from pyrofl.experiments.console import FAILED, UNLEARNED, Stopped, ending, say, show
@@ -42,13 +42,13 @@ def run(experiment: Experiment) -> None:
     """Fit one method, and write all results into its output folder."""
     experiment = resolve(experiment)
     (job,) = preflight(jobs(experiment, [experiment.seed]))
-    with run_folder.only_if_done(job.path, job.path / "figures"), opened([job]):
+    with run_folder.only_if_done(job.path, job.path / "figures"), open_run_folders([job]):
         say(experiment, results.about(job.task.data, job.task.likelihood, experiment))
-        done, scores, lacking = fit_and_save(job, keeping(job, experiment.rounds))
+        done, scores, missing_evaluations = fit_and_save(job, keeping(job, experiment.rounds))
     show(results.score_table(scores, done.privacy), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
-    results.figures_lack(job.path, lacking)
+    results.figures_lack(job.path, missing_evaluations)
     say(experiment, f"{job.path} holds tables, posterior and figures")
 
 
@@ -70,7 +70,7 @@ def compare(experiment: Experiment) -> None:
         run_folder.prepare(folder, experiment.overwrite, left if experiment.resume else "")
         refuse_link(drawn)
         run_folder.prepare(drawn, overwrite=True)
-        held.enter_context(opened(selected, folder))
+        held.enter_context(open_run_folders(selected, folder))
         if searches:
             words, chosen = tune.all_done(searches)
             experiment = replace(experiment, settings=(*experiment.settings, *words))
@@ -89,7 +89,7 @@ def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
     say(experiment, results.about(fits[0].task.data, fits[0].task.likelihood, experiment))
-    failed, lost, lacking = list[str](), list[str](), list[str]()
+    failed, lost, missing_evaluations = list[str](), list[str](), list[str]()
     open_runs = set[tuple[str, int]]()  # that have not converged
     for job, keeper in zip(fits, keepers, strict=True):
         try:
@@ -104,12 +104,14 @@ def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
             of = {"method": job.name, "seed": job.task.seed}
             open_runs |= {(job.name, job.task.seed)} if done.status.kind != "converged" else set()
             history += [{**row, **of} for row in done.history]
-            lacking += lack
+            missing_evaluations += lack
         keeper.last = None  # what clients keep may be large
     if finals:
         checkpoints = f"{folder} holds their checkpoints, continue with --resume"
         with ending(lambda what: f"after all runs: {what}; {checkpoints}"):
-            lacking += write_comparison(folder, finals, history, results.main_metric(scores))
+            missing_evaluations += write_comparison(
+                folder, finals, history, results.main_metric(scores)
+            )
         show(compare_table(finals, open_runs), f"{folder} holds all results")
     message = f"{len(lost)} of {len(fits)} runs diverged or aggregated no update: {'; '.join(lost)}"
     if failed:
@@ -120,7 +122,7 @@ def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
         keeper.path.unlink(missing_ok=True)
     if lost:
         raise Stopped(message, UNLEARNED)
-    results.figures_lack(folder, lacking)
+    results.figures_lack(folder, missing_evaluations)
     say(experiment, f"{folder} holds compare.csv, figures and a folder for each method and seed")
 
 
@@ -180,13 +182,13 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
         if scores[0].part == "train":
             say(experiment, "no client has test rows: all scores are of training rows")
         settings = settings_of_run(data, done.seed, keeper.about)
-        lacking = results.save(job, done, scores, settings)
+        missing_evaluations = results.save(job, done, scores, settings)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
         rejection = f"rejected in {times} of {done.state.number} rounds; expected {kind}"
         say(experiment, f"{client}: {rejection}")
-    return done, scores, lacking
+    return done, scores, missing_evaluations
 
 
 def logger(job: Job) -> loggers.Log | None:

@@ -28,7 +28,7 @@ from pyrofl.inference.monitoring.status import monitor_of
 
 
 @contextmanager
-def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
+def open_run_folders(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
     """Create or empty the output folders of fits; lock them and their parent folders `above`.
 
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
@@ -89,12 +89,16 @@ def evaluation_interval(experiment: Experiment, run: Run | None) -> int:
     it does not have.
     """
     every = experiment.evaluation_interval
-    if run is None or experiment.eval_every or not lacking(run, every, experiment.rounds):
+    if (
+        run is None
+        or experiment.eval_every
+        or not missing_evaluations(run, every, experiment.rounds)
+    ):
         return every
     return min((row["round"] for row in run.history), default=run.state.number + 1)
 
 
-def lacking(run: Run, every: int, rounds: int) -> list[int]:
+def missing_evaluations(run: Run, every: int, rounds: int) -> list[int]:
     """Return the rounds that an uninterrupted run would have evaluated, and this one has not.
 
     `fit` evaluates the last round itself.
@@ -144,7 +148,7 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
-    if missing := lacking(run, every, rounds):
+    if missing := missing_evaluations(run, every, rounds):
         raise ValueError(
             f"{path} was tested after rounds {sorted(had)}; expected --rounds and "
             f"--eval-every that ask for no others up to round {number}; {rounds} and {every} ask "

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.arguments import ShareBelowOne, check_name, checked, composed
 from pyrofl.choices import LIKELIHOODS, Missing, Scaling
 from pyrofl.data.federation import Dataset
-from pyrofl.data.tables.column_summary import ColumnSummary, coded, told_of
+from pyrofl.data.tables.column_summary import ColumnSummary, coded, summarize_values
 from pyrofl.data.tables.columns import Column, Ints, Rows, complete, number
 from pyrofl.data.tables.data_quality import (
     in_spelling_and_units,
@@ -27,12 +27,12 @@ from pyrofl.data.tables.preprocessor import Prepared, PreprocessingPlan, Preproc
 from pyrofl.data.tables.row_checks import (
     cells_of,
     determines,
+    doubled_row_warning,
     is_doubled,
     of_answers,
     of_copies,
-    of_doubled,
-    of_shared,
     relation_of,
+    shared_row_warning,
 )
 from pyrofl.data.tables.source import LEARNED, Source
 from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
@@ -146,12 +146,14 @@ def load_csv(
         numbers = [name for name in chosen.names if name not in chosen.categories]
         numbers += [] if classes else [target]
         texts += _between_clients(columns_used, rows, numbers, levels)
-        copied = copied or of_doubled(
+        copied = copied or doubled_row_warning(
             {n: is_doubled(same[row_index].T) for n, row_index in rows.items()}
         )
         others = [c.words[whole].astype(str) for n, c in columns.items() if n not in columns_used]
         cells = [*same[:, :-1].T, *others]  # of which one may identify rows
-        texts.append(of_shared({n: [c[row_index] for c in cells] for n, row_index in rows.items()}))
+        texts.append(
+            shared_row_warning({n: [c[row_index] for c in cells] for n, row_index in rows.items()})
+        )
     texts.append(copied)
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
@@ -240,9 +242,10 @@ def _between_clients(
     """Return warnings about columns that clients seem to write in different ways."""
     clients = []
     for row_index in rows.values():
-        sums = {name: told_of(columns[name].numbers[row_index]) for name in numbers}
+        sums = {name: summarize_values(columns[name].numbers[row_index]) for name in numbers}
         sums |= {
-            n: told_of(coded(columns[n].at(row_index), words), words) for n, words in levels.items()
+            n: summarize_values(coded(columns[n].at(row_index), words), words)
+            for n, words in levels.items()
         }
         clients.append(sums)
     return in_spelling_and_units(clients, [*rows])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyrofl.data.tables.column_summary import Numbers, told_of
-from pyrofl.data.tables.data_quality import of_codes
+from pyrofl.data.tables.column_summary import Numbers, summarize_values
+from pyrofl.data.tables.data_quality import code_warning
 from pyrofl.data.tables.row_checks import (
     determines,
+    doubled_row_warning,
     is_doubled,
     of_answers,
-    of_doubled,
-    of_shared,
     relation_of,
+    shared_row_warning,
 )
-from pyrofl.data.tables.units import of_units
+from pyrofl.data.tables.units import unit_warning
 
 MOST_COLUMNS = 100  # of x; more are hardly measurements of different kinds
 
@@ -23,8 +23,8 @@ def unit_warnings(data: Any) -> list[str]:
     """Return warnings about a federation's training clients that seem to use another unit."""
     texts = []
     for name, clients in _columns(data).items():
-        summaries = {client: told_of(values) for client, values in clients.items()}
-        texts.append(of_units(name, summaries))
+        summaries = {client: summarize_values(values) for client, values in clients.items()}
+        texts.append(unit_warning(name, summaries))
     return [text for text in texts if text]
 
 
@@ -32,7 +32,7 @@ def array_warnings(data: Any) -> list[str]:
     """Return warnings about a federation's units, codes for missing values, answers and copies."""
     columns = _columns(data)
     texts = unit_warnings(data)
-    texts += [of_codes(name, list(clients.values())) for name, clients in columns.items()]
+    texts += [code_warning(name, list(clients.values())) for name, clients in columns.items()]
     target = data.source.target if data.source else "y"
     features = {name: clients for name, clients in columns.items() if name != target}
     y = _rows(data, data.y.double().cpu().numpy()) if data.y.dim() == 1 and features else {}
@@ -43,8 +43,10 @@ def array_warnings(data: Any) -> list[str]:
     ]
     texts.append(of_answers(target, answers))
     rows = {client: [*(v[client] for v in features.values()), y[client]] for client in y}
-    texts.append(of_doubled({client: is_doubled(columns) for client, columns in rows.items()}))
-    texts.append(of_shared(rows))
+    texts.append(
+        doubled_row_warning({client: is_doubled(columns) for client, columns in rows.items()})
+    )
+    texts.append(shared_row_warning(rows))
     return [text for text in texts if text]
 
 

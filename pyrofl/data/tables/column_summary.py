@@ -115,14 +115,14 @@ def summarize_columns(
         column = columns[name]
         if name in categories:
             words = dict.fromkeys(column.words[~column.gaps].tolist())
-            summaries[name] = told_of(coded(column, tuple(words)), tuple(words))
+            summaries[name] = summarize_values(coded(column, tuple(words)), tuple(words))
         else:
             column.refuse_odd("name it among categories")
-            summaries[name] = told_of(column.numbers)
+            summaries[name] = summarize_values(column.numbers)
     return summaries
 
 
-def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
+def summarize_values(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
     """Summarize a column [N] of numbers, or category codes if `levels` are given; NaN: missing."""
     there = values[~np.isnan(values)]
     count, gaps = len(there), len(values) - len(there)

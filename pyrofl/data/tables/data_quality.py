@@ -13,7 +13,7 @@ import numpy as np
 
 from pyrofl.data.tables.column_summary import ColumnSummary, Numbers
 from pyrofl.data.tables.columns import Column
-from pyrofl.data.tables.units import of_units
+from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed
 
 NEGATIVE = (-9999, -999, -888, -99, -88, -9, -1)
@@ -80,7 +80,9 @@ def of_words(column: str, words: Iterable[str], kind: str) -> str:
     )
 
 
-def of_levels(column: str, told: Mapping[str, ColumnSummary], *, are_common: bool = True) -> str:
+def level_warning(
+    column: str, told: Mapping[str, ColumnSummary], *, are_common: bool = True
+) -> str:
     """Return a warning about inconsistent spellings of categories between clients, or "".
 
     It covers spellings of one word and, if categories are those of all clients, a client without a
@@ -124,7 +126,7 @@ def of_numbers(column: Column) -> str:
     """
     values = column.numbers[~np.isnan(column.numbers)]
     distinct = np.unique(values)
-    if text := of_codes(column.name, [values]):
+    if text := code_warning(column.name, [values]):
         return text
     if len(distinct) <= FEW:
         return ""
@@ -150,7 +152,7 @@ def of_numbers(column: Column) -> str:
     return ""
 
 
-def of_codes(column: str, clients: Sequence[Numbers]) -> str:
+def code_warning(column: str, clients: Sequence[Numbers]) -> str:
     """Return a warning about a number that seems to be a code for missing values, or "".
 
     Such a code, as -999 or 99, occurs in several rows and lies far from the other numbers, or is
@@ -236,5 +238,5 @@ def in_spelling_and_units(
     texts = []
     for column in clients[0]:
         sums_by_client = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
-        texts += [of_levels(column, sums_by_client), of_units(column, sums_by_client)]
+        texts += [level_warning(column, sums_by_client), unit_warning(column, sums_by_client)]
     return [text for text in texts if text]

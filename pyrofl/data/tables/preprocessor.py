@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name, checked, did_you_mean
 from pyrofl.choices import Scaling
-from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, told_of
+from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, summarize_values
 from pyrofl.data.tables.columns import Column, Ints, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
 from pyrofl.data.tables.row_checks import outlier
@@ -335,7 +335,7 @@ class PreprocessingPlan:
 
     def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:
         return {
-            name: told_of(values, self.levels.get(name))
+            name: summarize_values(values, self.levels.get(name))
             for name, values in zip(self.columns, rows.T, strict=True)
         }
 

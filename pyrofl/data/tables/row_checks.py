@@ -157,7 +157,7 @@ def _undetermined(rows: Cells) -> list[Cells]:
     return independent
 
 
-def of_doubled(clients: Mapping[str, bool]) -> str:
+def doubled_row_warning(clients: Mapping[str, bool]) -> str:
     """Return a warning about clients whose rows are copies of each other, or ""."""
     names = [name for name, is_copied in clients.items() if is_copied]
     if not names:
@@ -168,7 +168,7 @@ def of_doubled(clients: Mapping[str, bool]) -> str:
     )
 
 
-def of_equal(clients: Mapping[str, Sequence[Cells]]) -> str:
+def equal_row_warning(clients: Mapping[str, Sequence[Cells]]) -> str:
     """Return a warning about two clients with the same table, or ""; they send its digest."""
     seen: dict[str, str] = {}
     for name, columns in clients.items():
@@ -180,7 +180,7 @@ def of_equal(clients: Mapping[str, Sequence[Cells]]) -> str:
     return ""
 
 
-def of_shared(clients: Mapping[str, Sequence[Cells]]) -> str:
+def shared_row_warning(clients: Mapping[str, Sequence[Cells]]) -> str:
     """Return a warning about rows that several clients have, beyond chance, or "".
 
     Chance is that of `is_doubled`; rows that are equal by chance are so within clients, too.
@@ -288,8 +288,10 @@ def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
 def frame_warnings(frames: Mapping[str, Any]) -> list[str]:
     """Return warnings of rows that are copies within or between clients' data frames."""
     cells = {name: _cells(frame) for name, frame in frames.items()}
-    doubled = of_doubled({name: is_doubled(columns) for name, columns in cells.items()})
-    return [*filter(None, (doubled, of_equal(cells) or of_shared(_common(frames))))]
+    doubled = doubled_row_warning({name: is_doubled(columns) for name, columns in cells.items()})
+    return [
+        *filter(None, (doubled, equal_row_warning(cells) or shared_row_warning(_common(frames))))
+    ]
 
 
 def _common(frames: Mapping[str, Any]) -> dict[str, list[Cells]]:

@@ -43,7 +43,7 @@ ALIKE = 0.1  # difference of log SDs of degrees, besides one standard error
 Groups = tuple[list[str], list[str]]  # clients with small and with large numbers
 
 
-def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
+def unit_warning(column: str, told: Mapping[str, ColumnSummary]) -> str:
     """Return a warning about clients whose numbers seem to be in another unit, or "".
 
     The factor between the units is at least 1.7, or they are degrees Fahrenheit and Celsius.

@@ -22,7 +22,7 @@ import pyrofl
 from pyrofl.inference.acceleration import recordings as advice
 from pyrofl.inference.acceleration.recording import recorder
 from pyrofl.inference.acceleration.recording.recorder import FASTER, USERS, forget
-from pyrofl.inference.acceleration.recordings import recordings, unrecorded
+from pyrofl.inference.acceleration.recordings import recording_advice, recordings
 from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import adam
@@ -233,9 +233,9 @@ def test_nobody_is_advised_to_record_slow_kernels(monkeypatch):
     ("rounds", "seconds", "advised"), [(50, 0.2, True), (4, 0.2, False), (50, 5.0, False)]
 )
 def test_a_fit_advises_to_record_only_what_is_faster_then(rounds, seconds, advised):
-    found = unrecorded(with_loss(doubled), [(100, seconds)] * rounds)  # of 100 steps
+    found = recording_advice(with_loss(doubled), [(100, seconds)] * rounds)  # of 100 steps
     assert found == (FASTER.format("doubled.<locals>.twice"),) * advised
-    assert unrecorded(with_loss(lambda step: step.loss), [(100, seconds)] * rounds) == ()
+    assert recording_advice(with_loss(lambda step: step.loss), [(100, seconds)] * rounds) == ()
 
 
 def test_a_long_fit_says_whose_code_keeps_it_from_being_recorded(capsys, monkeypatch):
