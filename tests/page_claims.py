@@ -27,7 +27,7 @@ from pyrofl.inference.monitoring import status
 from pyrofl.inference.posteriors import corrected, importance_sampling
 from pyrofl.inference.reference import samplers
 from pyrofl.inference.training import noise
-from pyrofl.inference.tuning import tune
+from pyrofl.inference.tuning import studies
 from pyrofl.models import two_stage
 
 ROOT = Path(__file__).parent.parent
@@ -526,7 +526,7 @@ CLAIMS = [
         rf"for each of {N} to {N} draws",
         lambda: [1.25 * corrected.TRIED, importance_sampling.MOST_TRIED],
     ),
-    Claim("examples/docs/scripts.md", r"leaves (\w+) finalists", lambda: [tune.FINALISTS]),
+    Claim("examples/docs/scripts.md", r"best (\w+) are trained", lambda: [studies.FINALISTS]),
     # other papers
     Claim(
         ABML,
