@@ -142,7 +142,7 @@ class Client:
                 name, row = shard.names[i], local.written.get(i)
                 now = sealed(row.tensors) if row else {}
                 waits = bool((reporters == i).any())  # others commit, as they send no message
-                change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
+                change = {"round": rounds + 1, "pending": now} if waits else {"client_state": now}
                 records[name] = replace(records[name], **change)
             self._records |= records
             answer = {
