@@ -321,7 +321,7 @@ def shrunk(received: Tensors, local: Tensors, batch: Batch) -> None:
         ({"covariance": "diagonal"}, "covariance is 'diagonal' and damping is None, and there is"),
         ({"damping": 0.5}, "covariance is 'full' and damping is 0.5, and there is a guide"),
         ({"num_particles": 7}, "num_particles is 7; expected an even number"),
-        ({"guide": guides.mean_field}, "draws each shared variable by itself; use covariance"),
+        ({"guide": guides.mean_field}, "draws each shared variable by itself.*covariance="),
         ({"guide": guides.delta}, "expected a family that joins them: full_covariance, low_rank"),
         ({"guide": "flow"}, "guide is 'flow'; expected a function"),
         ({"guide": guides.flow}, r"guide is flow; expected a family such as .*guides.flow\(\)"),
