@@ -16,7 +16,7 @@ from pyrofl.files.run_folder import HALF
 
 FLAGS = ("data", "own_rows", "server_data", "net", "partition")
 WRITTEN = re.compile(  # names of the files that run, compare, tune, benefit and report write
-    r"(run|tune)\.json|(metrics|clients|rows|compare|benefit|tune)\.csv|(checkpoint|[\d-]+)\.safetensors"
+    r"(run|tune)\.json|(metrics|clients|rows|compare|benefit|tune)\.csv|tune\.journal|(checkpoint|[\d-]+)\.safetensors"
     rf"|posterior\.nc|report\.html|{HALF}"
 )
 
