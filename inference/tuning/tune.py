@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from itertools import product
@@ -33,6 +32,7 @@ from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.inference.tuning import studies
 from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, describe_setting, ranked
 from pyrofl.partitions.validation import held_back
+from pyrofl.user_warnings import warn_user
 
 DRAWS = 100  # random settings drawn for each requested one, before they are too few
 
@@ -125,7 +125,7 @@ def tune(
         rows = compared(len(settings), by, trained, seeds)
     result = TuningResult(settings, tuple(rows), by, ranked(rows, by)[0])
     for text in result.at_edge:
-        warnings.warn(text, stacklevel=3)
+        warn_user(text)
     return result
 
 

@@ -324,7 +324,7 @@ def cases() -> dict[str, Case]:
         "fedpop", {"cold": {"temperature": 0.0, "burn_in": 0}, "median": {"aggregation": "median"}}
     )
     vary("fisher", {"full covariance": {"guide": guides.full_covariance}})
-    vary("fola", {"together": {"together": True, "clip": None}})
+    vary("fola", {"together": {"multiply": True, "clip": None}})
     vary("fald", {s: {"surrogates": s} for s in ("diagonal", "full")}, lr=1e-4, keep=5, discard=0.1)
     vary(
         "fedabml",

@@ -48,7 +48,7 @@ def of_surrogates(server: Tensors) -> torch.Tensor:
 Case = tuple[Callable[..., Method], dict[str, object], Callable[[Tensors], torch.Tensor]]
 CASES: dict[str, Case] = {
     "fisher": (fisher.build, FULL, of_guide),
-    "fola": (fola.build, FULL | {"together": True}, of_guide),
+    "fola": (fola.build, FULL | {"multiply": True}, of_guide),
     "fedep": (fedep.build, FULL | {"damping": 1.0}, of_factors),
     "fald": (fald.build, USUAL | {"surrogates": "full", "lr": 1e-4}, of_surrogates),
 }
