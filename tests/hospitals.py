@@ -271,7 +271,7 @@ def at_server(stored: Path, run: pyrofl.Run) -> pyrofl.Run:
     return run.copy(state=replace(run.state, server=dict(server)))
 
 
-def same_draws(stored: Path, run: pyrofl.Run, close: float = 1e-6) -> None:
+def same_draws(stored: Path, run: pyrofl.Run, close: float = 1e-8) -> None:
     """Compare the draws of a server's stored state with those of a run in one process.
 
     The server's chains amplify rounding, more so in several rounds.

@@ -27,7 +27,11 @@ from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
 
 STEPS, MEMORY = 200, 10  # of the search for the first mode, and its pairs of changes
-FLAT, SHORTEST = 1e-9, 1e-12  # rise of a step that ends it, and shortest part of a step
+# Rise of a step that ends the search: the mode is then exact to 1e-12 standard deviations, so that
+# searches on a server and in one process, whose sums round differently, end at the same point.
+EXACT, SHORTEST = 1e-24, 1e-12  # and the shortest part of a step
+ROUNDING = 1e-14  # relative error of a density, by which it may fall
+BENT = 1e-9  # least s'y / y'y of a change of point s and of slope y that is used
 RISES = 1e-4  # least rise of a step, relative to that of the tangent
 FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
 SCANNED = 20  # at most as many variables are changed one by one
@@ -47,19 +51,19 @@ def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
     for _ in range(STEPS):
         way = _direction(slope, pairs)
         rise, share = float((way * slope).sum()), 1.0
-        if not rise > FLAT:
+        if not rise > EXACT:
             break
         new, (height, there) = at, (value, slope)
         while share > SHORTEST:
             new = at + share * way
             height, there = _with_slope(log_density, new)
-            if height >= value + RISES * share * rise:
+            if height >= value + RISES * share * rise - ROUNDING * abs(value):
                 break
             share /= 2
         else:
             break
         change, bend = new - at, slope - there
-        if float((change * bend).sum()) > FLAT * float(bend.square().sum()):
+        if float((change * bend).sum()) > BENT * float(bend.square().sum()):
             pairs.append((change, bend))
         at, value, slope = new, height, there
     return at.detach().requires_grad_()

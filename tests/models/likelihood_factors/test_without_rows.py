@@ -179,14 +179,11 @@ def test_server_and_clients_have_the_draws_of_one_process(program, short):
         orders = server.configure_train(HOLDERS)
         server.aggregate_train({h: clients[h].train(order) for h, order in orders.items()})
         for name, value in state.server.items():
-            # Trajectories amplify rounding errors, by which factors of other groups differ.
-            exact = name in ("server/shift", "server/precision")
-            near = {"rtol": 1e-8, "atol": 1e-8} if exact else {"rtol": 1e-4, "atol": 1e-4}
-            torch.testing.assert_close(server.state.server[name], value, **near)
+            torch.testing.assert_close(server.state.server[name], value, rtol=1e-8, atol=1e-8)
     here = pyrofl.Run(method, data, state, 3)
     there = pyrofl.Run(made, data, server.state, 3)
     for name, value in here.posterior(50).items():
-        torch.testing.assert_close(there.posterior(50)[name], value, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(there.posterior(50)[name], value, rtol=1e-8, atol=1e-8)
 
 
 def shifted(limit: float, effect: Any) -> Any:
