@@ -7,20 +7,23 @@ The program is run at the first two evaluations of a number of points. The secon
 - the roots of the effects and the noise of a linear model, if they are constants or such entries.
 
 A tensor consists of entries of sites if its autograd graph has operations that index, copy or
-change the shape, and no others, so that this holds everywhere, not only where it was captured. Any
-other program is run at every step, as is one whose captured density differs from its own.
+change the shape, and no others, so that this holds everywhere, not only where it was captured. It
+is constant if no torch function computes it from a site, also none without a gradient, such as a
+comparison. Any other program is run at every step, as is one whose captured density differs from
+its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import base_of, per_draw, weighed
@@ -37,6 +40,8 @@ INDEXING = {
     *("Select", "Slice", "Split", "SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind"),
     *("UnsafeView", "Unsqueeze", "View"),
 }
+READS: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__}
+READS |= {Tensor.__int__, Tensor.__float__, Tensor.__index__}
 COMPARED = ("prior", "roots", "loc", "scale")
 MATCHED = 64  # points at which entries of a tensor are those of sites
 SAME = 1e-9  # relative difference of the captured density from the program's
@@ -44,6 +49,42 @@ SAME = 1e-9  # relative difference of the captured density from the program's
 
 class CannotCapture(Exception):
     """A prior that has to be computed by its program."""
+
+
+class Dependents(TorchFunctionMode):
+    """Torch mode that follows which tensors are computed from some tensors, with gradients or not.
+
+    A read of such a tensor by Python, as a number or an array, raises CannotCapture.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.tensors = {id(tensor): tensor for tensor in tensors}
+
+    def __contains__(self, tensor: object) -> bool:
+        return id(tensor) in self.tensors
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(one in self for one in tensors_in((args, kwargs))):
+            if func in READS:
+                raise CannotCapture
+            changed = args[:1] if func is Tensor.__setitem__ else result
+            if func is torch.broadcast_tensors:  # each result is of one argument alone
+                changed = [new for one, new in zip(args, result, strict=True) if one in self]
+            self.tensors |= {id(one): one for one in tensors_in(changed)}
+        return result
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a value and in its lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in([*value.values()])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
 
 
 @dataclass(frozen=True)
@@ -61,17 +102,18 @@ class Entries:
     constant: Tensor | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor, flat: Tensor) -> Entries:
-        """Find the entries of a tensor [S, ...] among the values of all sites [S, D]."""
-        if not tensor.requires_grad:
-            return cls(tensor.shape, torch.zeros(0, dtype=torch.long), tensor)
-        if not _is_indexing(tensor):
+    def of(cls, tensor: Tensor, shape: torch.Size, flat: Tensor, dependents: Dependents) -> Entries:
+        """Find the entries of a tensor, expanded to [S, ...], among all sites' values [S, D]."""
+        is_constant, tensor = tensor not in dependents, tensor.expand(shape)
+        if is_constant:
+            return cls(shape, torch.zeros(0, dtype=torch.long), tensor)
+        if not tensor.requires_grad or not _is_indexing(tensor):
             raise CannotCapture
         entries = tensor.detach().reshape(len(flat), -1)[:MATCHED]
         same = (entries[:, :, None] == flat[:MATCHED, None]).all(0)
         if not bool(same.any(-1).all()):
             raise CannotCapture
-        return cls(tensor.shape, same.int().argmax(-1))
+        return cls(shape, same.int().argmax(-1))
 
     def __call__(self, flat: Tensor) -> Tensor:
         """Return the tensor at values [S, D] of all sites."""
@@ -211,31 +253,52 @@ class CapturedPrior:
         structure = self.structure
         if any(site.places != 1 for site in structure.shared_sites.sites):
             raise CannotCapture
-        values = {n: v.detach().requires_grad_() for n, v in _values(structure, u)[0].items()}
-        flat = torch.cat([v.detach().reshape(len(u), -1) for v in values.values()], -1)
-        trace, handler = structure.trace(values, self.blank, len(u))
-        sites: dict[str, NormalSite | ConstantSite] = {}
-        for name, value in values.items():
-            site = trace.nodes[name]
-            if isinstance(base_of(site["fn"]), dist.ImproperUniform):
-                continue
-            known = {"scale": site["scale"], "mask": site["mask"]}
-            if not site["fn"].log_prob(value.detach()).requires_grad:
-                sites[name] = ConstantSite({**known, "fn": site["fn"]})
-                continue
-            base = base_of(site["fn"])
-            if not isinstance(base, torch.distributions.Normal):
-                raise CannotCapture
-            loc, scale = (Entries.of(v.expand(value.shape), flat) for v in (base.loc, base.scale))
-            sites[name] = NormalSite(loc, scale, known)
-        roots = {n: (Entries.of(v, flat), matrix) for n, (v, matrix) in handler.roots.items()}
+        points = {n: v.detach() for n, v in _values(structure, u)[0].items()}
+        flat = torch.cat([v.reshape(len(u), -1) for v in points.values()], -1)
+        values = {n: v.clone().requires_grad_() for n, v in points.items()}
+        with Dependents(values.values()) as dependents:
+            trace, handler = structure.trace(values, self.blank, len(u))
+            response = response_of(trace, self.blank) if expected.response is not None else None
+        sites = {
+            n: _site(trace.nodes[n], points[n], flat, dependents)
+            for n in values
+            if not isinstance(base_of(trace.nodes[n]["fn"]), dist.ImproperUniform)
+        }
+        roots = {
+            n: (Entries.of(v, v.shape, flat, dependents), matrix)
+            for n, (v, matrix) in handler.roots.items()
+        }
         noise = None
         if expected.response is not None:
-            response = response_of(trace, self.blank)
             if response is None:
                 raise CannotCapture
-            noise = Entries.of(response.sd.expand(expected.response.sd.shape), flat)
+            noise = Entries.of(response.sd, expected.response.sd.shape, flat, dependents)
         return Capture(structure, sites, roots, noise, expected)
+
+
+def _site(
+    site: Mapping[str, Any], point: Tensor, flat: Tensor, dependents: Dependents
+) -> NormalSite | ConstantSite:
+    """Return a site of a trace; raise CannotCapture if it depends on others in another way.
+
+    Args:
+        site: the site, at a point.
+        point: its value there, [S, 1, 1, *p], as a tensor of its own.
+        flat: values of all sites there, [S, D].
+        dependents: tensors that were computed from the sites' values.
+    """
+    counts = {"scale": site["scale"], "mask": site["mask"]}
+    if any(one in dependents for one in tensors_in(counts)):
+        raise CannotCapture
+    with dependents:
+        density = site["fn"].log_prob(point)
+    if density not in dependents:
+        return ConstantSite({**counts, "fn": site["fn"]})
+    base = base_of(site["fn"])
+    if not isinstance(base, torch.distributions.Normal):
+        raise CannotCapture
+    loc, scale = (Entries.of(v, point.shape, flat, dependents) for v in (base.loc, base.scale))
+    return NormalSite(loc, scale, counts)
 
 
 def _values(structure: Structure, u: Tensor) -> tuple[Tensors, Tensor]:

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 
 from pyrofl import Federation
 from pyrofl.models import likelihood_factors
@@ -88,6 +89,35 @@ def rate(received, local, batch):
         rows(a, batch)
 
 
+def jumping(received, local, batch):
+    """A scale that jumps: it has no gradient, and depends on another site."""
+    with batch.clients():
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        b = pyro.sample("b", dist.StudentT(4.0, 0.0, torch.where(tau > 1.0, 5.0, 0.5)))
+        a = pyro.sample("a", dist.Normal(b, tau))
+        rows(a, batch)
+
+
+def scaled(received, local, batch):
+    """A prior that counts more at some values of another site."""
+    with batch.clients():
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with poutine.scale(scale=1.0 + (tau.detach() > 1.0).to(tau)):
+            b = pyro.sample("b", dist.StudentT(4.0, 0.0, 1.0))
+        a = pyro.sample("a", dist.Normal(b, tau))
+        rows(a, batch)
+
+
+def rounded(received, local, batch):
+    """A scale that indexes a constant by the value of another site."""
+    with batch.clients():
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        scales = torch.tensor([0.5, 1.0, 5.0], dtype=tau.dtype)
+        b = pyro.sample("b", dist.Laplace(0.0, scales[tau.detach().clamp(max=2).long()]))
+        a = pyro.sample("a", dist.Normal(b, tau))
+        rows(a, batch)
+
+
 CASES = [
     (crossed, "mu sd one two", True),
     (nested, "top part mu b", True),
@@ -95,6 +125,9 @@ CASES = [
     (of_noise, "tau sigma", True),
     (computed, "tau b", False),
     (rate, "tau s", False),
+    (jumping, "tau b", False),
+    (rounded, "tau b", False),
+    (scaled, "tau b", False),
 ]
 
 
