@@ -72,6 +72,14 @@ BASE = Settings(
     participation="bernoulli:0.1",
     words=("epochs=5", "base_epochs=5", "batch=10", "num_particles=5"),
 )
+ABLATION = replace(  # concept drift, whose head has epochs of its own
+    BASE,
+    data="cifar100-coarse",
+    partition="drift",
+    clients=50,
+    net="cnn-pfedvem-100",
+    words=("base_epochs=5", "batch=50", "num_particles=5"),
+)
 SMALL = {"rounds": 30, "participation": "bernoulli:0.3"}
 FEW = {  # for color images
     "pixels": 16, "per_class": 100, "tested": 50, "net": "mlp:50", "clients": 20, "rounds": 15,
@@ -215,14 +223,7 @@ STUDIES: dict[str, Study] = {
     "table2": Study(
         title="table 2",
         about="Without the deviation in the confidence, where clients differ and where not.",
-        base=replace(
-            BASE,
-            data="cifar100-coarse",
-            partition="drift",
-            clients=50,
-            net="cnn-pfedvem-100",
-            words=("base_epochs=5", "batch=50", "num_particles=5"),
-        ),
+        base=ABLATION,
         small=FEW,
         cases={"hetero": Case(), "homo": Case({"partition": "slices:100"})},
         entries={"pFedVEM": DRIFT["pFedVEM"], "uncertainty only": ABLATIONS["uncertainty"]},
@@ -250,14 +251,7 @@ STUDIES: dict[str, Study] = {
     "table3": Study(
         title="table 3",
         about="Without the uncertainty in the confidence, with unequal and equal numbers of rows.",
-        base=replace(
-            BASE,
-            data="cifar100-coarse",
-            partition="drift",
-            clients=50,
-            net="cnn-pfedvem-100",
-            words=("base_epochs=5", "batch=50", "num_particles=5"),
-        ),
+        base=ABLATION,
         small=FEW,
         cases={"random": Case(), "equal": Case({"partition": "drift,equal"})},
         entries={"pFedVEM": DRIFT["pFedVEM"], "deviation only": ABLATIONS["deviation"]},
