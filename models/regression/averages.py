@@ -33,6 +33,7 @@ from pyrofl.models.regression.prediction import (
 from pyrofl.models.regression.result_tables import interval_table, ratio_table
 from pyrofl.models.regression.rows import tensor
 from pyrofl.tensors import lent
+from pyrofl.user_warnings import warn_user
 
 EVENTS = ("binary", "count", "trials")
 Comparison = Literal["difference", "ratio"]
@@ -134,6 +135,9 @@ def marginal(
     Raises:
         ValueError: if the column is unknown or a number without values, a value is of another type
             or no level, or the response has several classes or no expected value.
+
+    Warns:
+        UserWarning: if only the rows of some clients are here.
     """
     method = regression_of(fitted)
     design: Design = method.design
@@ -146,7 +150,7 @@ def marginal(
     if len(chosen) < 2 or len(set(chosen)) < len(chosen):
         raise ValueError(f"values are {chosen!r}; expected two or more, all different")
     drawn = posterior_draws(fitted, draws)
-    frames = _frames(design)
+    frames = _all_frames(design)
     count = sum(float(design.of_response("weights", f).sum()) for f in frames.values())
     means: dict[Any, Tensor] = {}
     for value in chosen:
@@ -184,6 +188,9 @@ def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> 
 
     Raises:
         ValueError: if the response has several classes or no expected value.
+
+    Warns:
+        UserWarning: if only the rows of some clients are here.
     """
     method = regression_of(fitted)
     design: Design = method.design
@@ -191,7 +198,7 @@ def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> 
     drawn = posterior_draws(fitted, draws)
     zero = torch.zeros(len(next(iter(drawn.sites.values())))).double()
     count, first, square, residual = 0.0, zero, zero, zero
-    for name, frame in _frames(design).items():
+    for name, frame in _all_frames(design).items():
         weights = tensor(design.of_response("weights", frame))
         count += float(weights.sum())
         for rows, some in _pieces(method, drawn, frame, name, "client"):
@@ -264,6 +271,16 @@ def _frames(design: Design) -> Mapping[str, pd.DataFrame]:
             "no client has its rows here, as on a server; expected a call at the clients"
         )
     return design.clients.frames
+
+
+def _all_frames(design: Design) -> Mapping[str, pd.DataFrame]:
+    """Return the rows of each client; warn if those of other clients are elsewhere."""
+    frames, every = _frames(design), design.clients.rows
+    if (here := sum(map(len, frames.values()))) < every:
+        warn_user(
+            f"this is an average over {here} of {every} rows: those of other clients are not here"
+        )
+    return frames
 
 
 def _refuse_classes(design: Design) -> None:

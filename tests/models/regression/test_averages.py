@@ -1,5 +1,8 @@
 """Standardized ratios, marginal means, R2 and draws of rows, computed by hand on pooled rows."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -161,3 +164,18 @@ def test_limits_of_a_funnel_are_those_of_poisson_counts():
         assert above == pytest.approx(count, abs=1e-4)
         assert below == pytest.approx(count, abs=1e-4)
     assert _limit(0.025, np.array([0.1])).tolist() == [0.0]
+
+
+def test_averages_over_some_clients_say_so_and_over_none_are_refused(run, monkeypatch):
+    clients = run.method.design.clients
+    frames = dict(clients.frames)
+    first = next(iter(frames))
+    part, every = len(frames[first]), sum(map(len, frames.values()))
+    monkeypatch.setitem(run.method.design.__dict__, "clients", replace(clients, frames={}))
+    with pytest.raises(ValueError, match="no client has its rows here"):
+        effects.r2(run, draws=20)
+    some = replace(clients, frames={first: frames[first]})
+    monkeypatch.setitem(run.method.design.__dict__, "clients", some)
+    for average in (effects.r2, partial(effects.marginal, column="treat")):
+        with pytest.warns(UserWarning, match=f"an average over {part} of {every} rows"):
+            average(run, draws=20)
