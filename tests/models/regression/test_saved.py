@@ -41,6 +41,8 @@ def saved(tmp_path_factory):
     return run, folder
 
 
+# Effects of three items have heavy tails: Pareto k is above .7 in half of 24 seeds.
+@pytest.mark.filterwarnings("ignore:estimates of corrected draws are unreliable")
 def test_a_loaded_regression_predicts_the_same(saved):
     run, folder = saved
     method, tables = build()
