@@ -66,7 +66,7 @@ print(
     )
 )
 
-posterior, centre = tuple(ability[c] for c in ("mean", "low", "high")), float(first.mean())
-figure = figures.shrinkage(data.names, first, posterior, centre, "batting average", truth=rest)
+posterior, center = tuple(ability[c] for c in ("mean", "low", "high")), float(first.mean())
+figure = figures.shrinkage(data.names, first, posterior, center, "batting average", truth=rest)
 figures.save(figure, args.out / "shrinkage.png")
 print(f"figures: {args.out / 'cost.png'}, {args.out / 'shrinkage.png'}")

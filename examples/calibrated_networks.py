@@ -21,7 +21,7 @@ import torch
 import pyrofl
 from pyrofl import checks, datasets, federations, figures, nets
 from pyrofl.figures.many import rows
-from pyrofl.figures.style import COLOURS, panels
+from pyrofl.figures.style import COLORS, panels
 from pyrofl.inference.evaluation.predict import answers, probabilities
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.tensors import generator
@@ -160,7 +160,7 @@ found = [[100 * float(v or 0) for v in line[1:3]] for line in shown.values()]
 places = rows([share for share, _ in found])
 for at, i in zip(places.at, places.order, strict=True):
     share, error = found[i]
-    axes.errorbar(share, at, xerr=error, fmt="o", color=COLOURS[0])
+    axes.errorbar(share, at, xerr=error, fmt="o", color=COLORS[0])
 axes.axvline(95, color="#999999", linewidth=1)
 places.label(axes, list(shown), "coverage", " methods")
 axes.set(xlim=(0, 101), xlabel="true probabilities within their 95% intervals (%), standard error")

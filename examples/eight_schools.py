@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 
 def model(received, local, batch):
-    """Sample the effects from a normal population, in a non-centred parametrization."""
+    """Sample the effects from a normal population, in a non-centered parametrization."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -57,7 +57,7 @@ figure = figures.shrinkage(
     data.names,
     raw=data.y,
     posterior=(theta["mean"], theta["low"], theta["high"]),
-    centre=table.loc["mu", "mean"],
+    center=table.loc["mu", "mean"],
     title="effect of coaching (test points)",
 )
 figures.save(figure, args.out / "shrinkage.png")

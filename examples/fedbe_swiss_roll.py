@@ -3,7 +3,7 @@
 The paper reports 69% accuracy for an ensemble of ten mixtures and 64% for FedAvg, on one roll.
 With its learning rates, the ensemble is better than FedAvg on 28 to 31 of fifty rolls, by 0 to 2
 points on average with a standard deviation of 4 to 8. A single roll is therefore not conclusive.
-The best of 100 mixtures is 10 to 15 points above the centre (FedAvg), but labels are needed to
+The best of 100 mixtures is 10 to 15 points above the center (FedAvg), but labels are needed to
 find it.
 
 Run: python examples/fedbe_swiss_roll.py [--quick] [--lr RATE ...] [--out FOLDER]

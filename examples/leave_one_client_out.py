@@ -4,7 +4,7 @@ Each of twelve hospitals is one row: the number of deaths among its operations o
 examples, volume I, "Surgical"). Leave-one-out (LOO) reweights draws from a posterior that includes
 the row; Pareto k shows that this fails here. Leave-one-client-out (LOCO) removes the factor of the
 hospital from the posterior at the server. The exact difference, by quadrature, is 5.9 nats in
-favour of one rate per hospital; LOCO estimates 6.1 and LOO 8.0.
+favor of one rate per hospital; LOCO estimates 6.1 and LOO 8.0.
 
 Run: python examples/leave_one_client_out.py [--quick] [--out FOLDER]
 """
@@ -24,7 +24,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, checks
-from pyrofl.figures.style import COLOURS, MARKERS
+from pyrofl.figures.style import COLORS, MARKERS
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -77,11 +77,11 @@ for i, (what, found) in enumerate((("row", by_row), ("client", by_client))):
     print(f"by {what}: hospitals whose k is above 0.7: {bad}")
     one = found["own rates"]
     places = one.elpd_i if hasattr(one, "elpd_i") else one.loo_i  # ArviZ 1, or 0.23
-    look = {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "none"}
+    look = {"color": COLORS[i], "marker": MARKERS[i], "linestyle": "none"}
     axes[0].plot(data.names, places.values, **look)
     axes[1].plot(data.names, one.pareto_k.values, **look, label=f"leave one {what} out")
 axes[0].set(xlabel="hospital", ylabel="elpd (nats), own rates")
-axes[1].axhline(0.7, color="grey", linestyle=":", label="unreliable above")
+axes[1].axhline(0.7, color="gray", linestyle=":", label="unreliable above")
 axes[1].set(xlabel="hospital", ylabel="Pareto k, own rates")
 axes[1].legend(frameon=False)
 args.out.mkdir(parents=True, exist_ok=True)

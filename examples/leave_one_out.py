@@ -77,7 +77,7 @@ for place, (name, posterior) in enumerate(found.items()):
     axes[1].plot(np.sort(corrected.pareto_k.values.ravel()), label=name)
 axes[0].legend(["corrected", "uncorrected"], frameon=False)
 axes[0].set(xlabel="elpd (nats)", yticks=[-i for i in range(4)], yticklabels=list(found))
-axes[1].axhline(0.7, color="grey", linestyle=":")
+axes[1].axhline(0.7, color="gray", linestyle=":")
 axes[1].set(xlabel="rows, sorted", ylabel="Pareto k")
 axes[1].legend(frameon=False)
 args.out.mkdir(parents=True, exist_ok=True)

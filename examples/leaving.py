@@ -29,7 +29,7 @@ rounds, draws = (2, 100) if args.quick else (30, 20_000)
 
 
 def model(received, local, batch):
-    """Sample the effects from a normal population, in a non-centred parametrization."""
+    """Sample the effects from a normal population, in a non-centered parametrization."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))

@@ -45,10 +45,10 @@ table = datasets.load(
 )
 data = federations.split(table, "groups").to("cpu", torch.float64)
 # Standardize with the mean and standard deviation of all rows, so that the priors are wide.
-centre, unit = data.y.mean(), data.y.std()
+center, unit = data.y.mean(), data.y.std()
 start, span = data.x.mean(), data.x.std()
 scaled = pyrofl.Federation(
-    (data.x - start) / span, (data.y - centre) / unit, data.train, data.test, data.names
+    (data.x - start) / span, (data.y - center) / unit, data.train, data.test, data.names
 )
 
 method = pyrofl.hierarchical(model, scaled, shared="beta sd sigma")
@@ -62,7 +62,7 @@ print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().rou
 
 w = federated["posterior"]["w"].values[0]  # [S, J, 2]
 at = torch.linspace(float(scaled.x.min()), float(scaled.x.max()), 30)
-lines = float(centre) + float(unit) * (w[..., :1] + w[..., 1:] * at.numpy())
+lines = float(center) + float(unit) * (w[..., :1] + w[..., 1:] * at.numpy())
 panels = {
     name: (data.x[rows, 0], data.y[rows], start + span * at, lines[:, j])
     for j, (name, rows) in enumerate(zip(data.names, data.train, strict=True))

@@ -29,13 +29,13 @@ torch.set_num_threads(1)
 
 LABELS = ("ideology", "race", "age", "education", "gender", "income")
 COLUMNS = ["real_ideo", "race_adj", "age_discrete", "educ1", "gender", "income"]
-CENTRE = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
+CENTER = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
 
 
 def model(received, local, batch):
     """Sample the coefficients of every year from a normal population."""
     ones = batch.x.new_ones(len(LABELS) + 1)
-    x = batch.x - batch.x.new_tensor(CENTRE)
+    x = batch.x - batch.x.new_tensor(CENTER)
     with batch.clients():
         beta = pyro.sample("beta", dist.Normal(0 * ones, 5.0).to_event(1))
         tau = pyro.sample("tau", dist.HalfNormal(0.5 * ones).to_event(1))

@@ -32,7 +32,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pFedVEM": ("pfedvem", {}),
     "pFedVEM, uncertainty only": ("pfedvem", {"confidence": "uncertainty"}),
     "pFedVEM, deviation only": ("pfedvem", {"confidence": "deviation"}),
-    "pFedMe": ("pfedme", {"lr": 0.05, "strength": 5.0, "lr_centre": 0.2, "epochs": 2}),
+    "pFedMe": ("pfedme", {"lr": 0.05, "strength": 5.0, "lr_center": 0.2, "epochs": 2}),
     "pFedBayes": ("pfedbayes", {"lr": 0.003, "kl": 0.01, "epochs": 1, "num_particles": 1}),
 }
 HEAD = ("clients", "rows", "rounds", "method", "seed", "personal", "smallest", "global")

@@ -1,4 +1,4 @@
-"""Analyse the clients' posteriors with ArviZ: summary, forest plot and pair plot.
+"""Analyze the clients' posteriors with ArviZ: summary, forest plot and pair plot.
 
 Run: python examples/posterior_arviz.py [--quick] [--out FOLDER]
 """

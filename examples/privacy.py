@@ -16,7 +16,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, figures
-from pyrofl.figures.style import COLOURS, LINES, MARKERS, panels, with_legend
+from pyrofl.figures.style import COLORS, LINES, MARKERS, panels, with_legend
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -67,7 +67,7 @@ for epsilon, accuracy, error, width in (plain, *private):
 figure, (left, right) = panels(2, 2, 4.0, 3.2, (0, 0.8), across="epsilon per hospital (delta 1e-4)")
 shown = {"accuracy": left, "error of the mean": right, "posterior sd": right}
 for i, (name, axes) in enumerate(shown.items(), 1):
-    look = {"color": COLOURS[i - 1], "label": name}
+    look = {"color": COLORS[i - 1], "label": name}
     axes.plot(
         [one[0] for one in private], [one[i] for one in private], MARKERS[i - 1] + "-", **look
     )

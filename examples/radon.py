@@ -33,8 +33,8 @@ def model(received, local, batch):
         sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
         sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
         z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        centre, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
-        intercept = pyro.deterministic("intercept", centre + effect[..., 0])
+        center, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
+        intercept = pyro.deterministic("intercept", center + effect[..., 0])
         slope = pyro.deterministic("slope", gamma[..., 2] + effect[..., 1])
         with batch.rows():
             pyro.sample("y", dist.Normal(intercept + slope * floor, sigma), obs=batch.y)

@@ -56,7 +56,7 @@ figure = figures.pooling(
     rats,
     raw=(own, (own * (1 - own) / rats).sqrt()),
     partial=(rate["mean"], rate["sd"]),
-    centre=torch.tensor(cost.loc["mu", "mean"]).sigmoid().item(),
+    center=torch.tensor(cost.loc["mu", "mean"]).sigmoid().item(),
     title="fraction of rats with a tumour",
     unit="rats in the experiment",
 )

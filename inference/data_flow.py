@@ -30,7 +30,7 @@ from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.summaries import Summarised, picture
+from pyrofl.summaries import Summarized, picture
 from pyrofl.tensors import Tensors, cut, dense, matches, pick, size_in_bytes
 
 ROUNDS = 2  # the second one is that of the figure; the first may differ
@@ -57,7 +57,7 @@ class FlowPart:
 
 
 @dataclass(frozen=True, repr=False)
-class DataFlow(Summarised):
+class DataFlow(Summarized):
     """Tensors that server and clients store, and send to each other, by place and direction.
 
     Attributes:
@@ -302,8 +302,8 @@ def _once(data: Federation) -> tuple[FlowPart, ...]:
     names = data.names[: data.clients]
     parts = [FlowPart("name and number of rows", 1, tuple(len(n.encode()) + 8 for n in names))]
     prepared = data.source.preparation if data.source is not None else None
-    columns = [c for c in prepared.columns if c.is_standardised] if prepared else []
-    if count := len(columns) + bool(data.source is not None and data.source.is_standardised):
+    columns = [c for c in prepared.columns if c.is_standardized] if prepared else []
+    if count := len(columns) + bool(data.source is not None and data.source.is_standardized):
         numbers = 4 * count  # values, missing values, mean and sum of squared deviations
         parts.append(FlowPart("sums of standardized columns", numbers, (8 * numbers,) * len(names)))
     return tuple(parts)

@@ -18,7 +18,7 @@ from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 
 PILOT = 2  # rounds
 # Fewest and most rounds that the problems of examples/posteriors needed, see hierarchical.md.
@@ -29,7 +29,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Summarised):
+class Plan(Summarized):
     """Predicted rounds, bytes and seconds of a fit.
 
     Attributes:

@@ -123,7 +123,7 @@ def to_pyro(
         """Return the arguments of the method's programs, as its losses transform them."""
         down = received
         for view in views:
-            center = view.centre(down, values) if view.centre else down
+            center = view.center(down, values) if view.center else down
             down, values = center, view.view(down, values)
         return with_rows(down, len(batch)), with_rows(values, len(batch)), batch
 

@@ -54,7 +54,7 @@ def build(
     strength: NotNegative = 1.0,
     prior: PriorFamily = dist.Normal,
     own_epochs: Whole | None = None,
-    **training: Unpack[fedavg.CentredTraining],
+    **training: Unpack[fedavg.CenteredTraining],
 ) -> Method:
     """Build the Ditto method: FedAvg and a regularized personal model for each client.
 
@@ -62,7 +62,7 @@ def build(
         net: the network; all its parameters are shared, and personal a second time.
         strength: lambda, of the pull to the received model, per datum: the prior's variance is
             1 / (lambda n_j).
-        prior: location-scale family that is centred at the received model, such as dist.Laplace;
+        prior: location-scale family that is centered at the received model, such as dist.Laplace;
             see `pyrofl.priors`.
         own_epochs: local epochs on v_j; default as many as on w_j.
         training: of both models, as in `fedavg.build`; `fine_tune` epochs are on v_j.

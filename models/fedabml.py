@@ -19,7 +19,7 @@ Given phi the likelihood does not depend on theta, so line 9 needs no network an
 personalize, phi_i starts at theta, which is then frozen, and makes epochs of steps.
 
 Use it where new clients come all the time and must learn from few rows: a few steps lead from the
-prior to a posterior. It assumes that weights scatter normally around one centre, each weight by
+prior to a posterior. It assumes that weights scatter normally around one center, each weight by
 itself; clients keep nothing.
 
 Departures from the paper: line 9 by default is a step of the natural gradient, in the moments of
@@ -105,7 +105,7 @@ def build(
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
         prior: location-scale family of p(w_i | theta), see `pyrofl.priors`. Line 9
-            minimises the KL divergence for the normal; for others it sets centre and scale by the
+            minimizes the KL divergence for the normal; for others it sets center and scale by the
             same moments.
         guide: family of q(w_i | phi_i), by name or as a function, one that can be started at given
             moments. With "delta" the prior's standard deviation stays at `init_scale`: this is
@@ -190,9 +190,9 @@ def build(
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""
-        centre = net.init(generator)
+        center = net.init(generator)
         return theta(
-            centre, {n: torch.full_like(v, math.log(init_scale)) for n, v in centre.items()}
+            center, {n: torch.full_like(v, math.log(init_scale)) for n, v in center.items()}
         )
 
     def posterior(local: Tensors) -> Tensors:

@@ -5,7 +5,7 @@ Networks from Decentralized Data", AISTATS 2017.
 
     p(w)        flat
     p(y | x, w) = Categorical(logits=net(x; w))
-    q(w)        = Delta(w_j)                           so each client maximises its likelihood
+    q(w)        = Delta(w_j)                           so each client maximizes its likelihood
 
     client   w_j = SGD from w on the mean loss per row
     server   w   = sum_j n_j w_j / sum_j n_j           over the clients that reported (algorithm 1)
@@ -73,7 +73,7 @@ class Training(LocalTraining, total=False):
     aggregation: str | Combine
 
 
-class CentredTraining(Descent, total=False):
+class CenteredTraining(Descent, total=False):
     """Settings of local training for methods whose prior is centered at the received model."""
 
     aggregation: str | Combine

@@ -146,8 +146,8 @@ def build(
     samples = enough(num_particles, size, covariance) if moments == "natural" else 2
 
     def start(source: torch.Generator) -> tuple[Tensor, Tensor]:
-        centre = core.layout.joined(net.init(source))
-        return centre, torch.full_like(centre, init_scale)
+        center = core.layout.joined(net.init(source))
+        return center, torch.full_like(center, init_scale)
 
     layouts = core.layout, type(core.layout)(())
     why = f"moments is {moments!r}" if moments != "natural" else reason_against(net, guide)
@@ -203,7 +203,7 @@ class Tilted:
 
         def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the Langevin chain's current draw to the sums of first and second moments."""
-            u = flattened(role("w", local)) - local["centre"]
+            u = flattened(role("w", local)) - local["center"]
             square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
             return {
                 "sum": local["sum"] + u,
@@ -217,7 +217,7 @@ class Tilted:
             full = self.core.normals.full
             squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
             return {
-                "centre": u,
+                "center": u,
                 "sum": torch.zeros_like(u),
                 "squares": squares,
                 "drawn": torch.zeros_like(data.size),
@@ -231,7 +231,7 @@ class Tilted:
                 second = local["squares"] / count[..., None] - mean[..., None] * mean[:, None]
             else:
                 second = local["squares"] / count - mean.square()
-            return self.with_root(local["centre"] + mean, self.root(second))
+            return self.with_root(local["center"] + mean, self.root(second))
 
         counted = Phase((*steps, collect), epochs, batch)
         chain = Phase((self.begin,)), Phase(steps, burn_in, batch), Phase((nothing,))

@@ -1,6 +1,6 @@
 """FedGVI: PVI with robust losses and other divergences, for contaminated data.
 
-Mildner, Hamelijnck, Giampouras and Damoulas, "Federated Generalised Variational Inference: A Robust
+Mildner, Hamelijnck, Giampouras and Damoulas, "Federated Generalized Variational Inference: A Robust
 Probabilistic Federated Learning Framework", ICML 2025.
 
     p(w)     = Normal(0, S)
@@ -162,8 +162,8 @@ class Generalized(MeanField):
         return variance, renyi(mean, variance, center, 1 / precision, self.order).sum(-1)
 
 
-def renyi(mean: Tensor, variance: Tensor, centre: Tensor, spread: Tensor, order: float) -> Tensor:
-    """Return the elementwise Renyi divergence of N(mean, variance) from N(centre, spread).
+def renyi(mean: Tensor, variance: Tensor, center: Tensor, spread: Tensor, order: float) -> Tensor:
+    """Return the elementwise Renyi divergence of N(mean, variance) from N(center, spread).
 
     It is log(integral of q^order p^(1 - order)) / (order (order - 1)), and infinite where
     order * spread + (1 - order) * variance is not positive; a large number there leads optimizers
@@ -172,7 +172,7 @@ def renyi(mean: Tensor, variance: Tensor, centre: Tensor, spread: Tensor, order:
     mixed = order * spread + (1 - order) * variance
     mixed = torch.where(mixed > 0, mixed, torch.finfo(mixed.dtype).eps * spread)
     logs = order * spread.log() + (1 - order) * variance.log() - mixed.log()
-    return ((mean - centre).square() / mixed + logs / (order * (order - 1))) / 2
+    return ((mean - center).square() / mixed + logs / (order * (order - 1))) / 2
 
 
 @dataclass(frozen=True)

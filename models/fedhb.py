@@ -13,22 +13,22 @@ Kim and Hospedales, "FedHB: Hierarchical Bayesian Federated Learning", 2023. Eve
     server   l = count + J,   n = df + J,   m = sum_j m_j / l
              psi = df spread^2 + sum_j (v_j + m_j^2) - l m^2          of J clients
 
-and with K kinds of clients, each near one of K centres,
+and with K kinds of clients, each near one of K centers,
 
     p(w_j | phi)    = 1/K sum_k Normal(r_k, sigma^2 I),   p(r_k) = Normal(0, I)  "mixture"
     q(w_j), q(r_k)  = points
 
     client   w_j = argmin -log p(D_j | w) - log sum_k exp(-|w - r_k|^2 / (2 sigma^2)),  from the
-             centre under which its rows are likeliest
+             center under which its rows are likeliest
              c_jk = softmax_k of -|w_j - r_k|^2 / (2 sigma^2)
     server   r_k = sum_j c_jk w_j / (sigma^2 + sum_j c_jk)            one step of EM
 
 Where some report, sums are J times their mean. The model for a client never seen has q(phi)
 integrated out: Student's t, of which the guide takes mean and variance; of "mixture" it is the
-heaviest centre. Personal models are the client's, trained from there.
+heaviest center. Personal models are the client's, trained from there.
 
 Use it where personal models and what is common to them are wanted together, with closed forms at
-the server. It assumes that clients' weights scatter around one centre, or around one of K.
+the server. It assumes that clients' weights scatter around one center, or around one of K.
 
 Of the paper's text abstract and introduction could be read; no equation numbers, and the updates
 above are worked out from the model. Departures from the paper: an independent normal-inverse-
@@ -75,7 +75,7 @@ def build(
     likelihood: Likelihood = categorical,
     prior: PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
-    centres: Whole = 0,
+    centers: Whole = 0,
     count: Positive = 1.0,
     df: Positive = 3.0,
     spread: Positive = 0.1,
@@ -97,11 +97,11 @@ def build(
         prior: location-scale family of p(w_j | phi) at the moments that clients receive, see
             `pyrofl.priors`; the
             closed forms are those of the normal.
-        guide: family of q(w_j); `delta` with centres.
-        centres: K of the mixture; 0 is the normal-inverse-Wishart prior.
+        guide: family of q(w_j); `delta` with centers.
+        centers: K of the mixture; 0 is the normal-inverse-Wishart prior.
         count: how many clients at 0 the prior of mu is worth.
         df: how many clients of deviation `spread` the prior of sigma^2 is worth.
-        spread: of clients around mu, by the prior; with centres, sigma.
+        spread: of clients around mu, by the prior; with centers, sigma.
         init_scale: psi / n before round one, as a standard deviation: where clients start.
         kl: weight of the KL divergence; 1 is exact Bayes. The default was chosen on handwritten
             digits, as that of pFedBayes.
@@ -115,19 +115,19 @@ def build(
         aggregation: how the server makes one of first and second moments, as in `fedavg.build`.
 
     Raises:
-        ValueError: if there are centres, and the guide is not delta or the prior not normal; or if
+        ValueError: if there are centers, and the guide is not delta or the prior not normal; or if
             sampling is "activations", and guide, prior or network do not permit it.
     """
     families = as_families(prior, net.shapes)
     by_outputs = is_chosen(sampling, reason_against(net, guide, prior))
-    if centres:
+    if centers:
         if guide is not guides.delta or {*families.values()} != {dist.Normal}:
             raise ValueError(
-                f"centres is {centres}, guide {described(guide)} and prior {described(prior)}; "
+                f"centers is {centers}, guide {described(guide)} and prior {described(prior)}; "
                 "expected the guide delta and a normal prior, as what clients have in a mixture "
                 "are points"
             )
-        return Mixture(net, likelihood, centres, spread).method(
+        return Mixture(net, likelihood, centers, spread).method(
             epochs, batch, lr, fine_tune, aggregation
         )
     q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
@@ -243,10 +243,10 @@ class Mixture:
 
         def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Initialize the client's model at the mixture center with the largest likelihood."""
-            at = [q.start(self.centre(received, k)) for k in range(self.kinds)]
+            at = [q.start(self.center(received, k)) for k in range(self.kinds)]
             costs = [fit(model, q, received, local | one, data) for one in at]
             best = torch.stack(costs, 1).argmin(1)
-            return q.start(self.centre(received, best))
+            return q.start(self.center(received, best))
 
         def near(
             model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -272,7 +272,7 @@ class Mixture:
         def update(server: Tensors, pooled: Tensors) -> Tensors:
             """Update the centers and masses of the mixture components by an EM step."""
             mass = pooled["mass"] * server["server/clients"]
-            loc = centres_of(mass, role("loc", pooled), self.sigma)
+            loc = centers_of(mass, role("loc", pooled), self.sigma)
             by_shape = {
                 n: torch.where(like(mass > UNUSED, v), v, server[f"loc/{n}"])
                 for n, v in loc.items()
@@ -281,7 +281,7 @@ class Mixture:
 
         def heaviest(received: Tensors, local: Tensors) -> Tensors:
             """Return guide parameters at the center of the mixture component of largest mass."""
-            return local | q.start(self.centre(received, received["mass"].argmax(1)))
+            return local | q.start(self.center(received, received["mass"].argmax(1)))
 
         climb = GradientStep("w/*", adam(lr), near)
         weights: dict[str, Weight] = {"loc/*": weight_by("kind"), "mass": uniform}
@@ -298,7 +298,7 @@ class Mixture:
             metadata=Metadata({"kind": SHARE}, reads={"model": model, "guide": q}),
         )
 
-    def centre(self, received: Tensors, which: int | Tensor) -> Tensors:
+    def center(self, received: Tensors, which: int | Tensor) -> Tensors:
         """Return one mixture component's center for each client, [C, *p], given its index.
 
         The index is the same for all clients, or a tensor [C].
@@ -328,7 +328,7 @@ def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
     return ({"personal": own} if fine_tune else {}) | {"global": anyone}
 
 
-def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
+def centers_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
     """Return MAP estimates of mixture centers [K, *p], given the components' masses and means."""
     share = mass / (sigma**2 + mass)
     return {n: like(share, v) * v for n, v in mean.items()}

@@ -44,7 +44,7 @@ from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 Adaptation = Literal["adam", "yogi", "adagrad"]
-Optimiser = Literal["adam", "yogi", "adagrad", "sgd"]
+Optimizer = Literal["adam", "yogi", "adagrad", "sgd"]
 
 TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.003, 0.01, 0.03, 0.1)}
 
@@ -54,7 +54,7 @@ TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.003, 0.01, 0.03, 0.1)}
 def build(
     net: Network,
     *,
-    optimiser: Optimiser = "adam",
+    optimizer: Optimizer = "adam",
     server_lr: NotNegative = 0.03,
     beta1: ShareBelowOne = 0.9,
     beta2: ShareBelowOne = 0.99,
@@ -65,17 +65,17 @@ def build(
 
     Args:
         net: the network; all its parameters are shared.
-        optimiser: of the server.
+        optimizer: of the server.
         server_lr: its learning rate; for all but "sgd" about how far a parameter goes in a round.
         beta1: momentum; the paper has 0 for adagrad.
         beta2: how slowly adam and yogi forget the squares.
         tau: how adaptive: parameters whose changes are smaller than this are treated alike.
         training: of the clients, as of `fedavg.build`.
     """
-    if optimiser == "sgd":
+    if optimizer == "sgd":
         make = sgd(server_lr, beta1)
     else:
-        make = adaptive(optimiser, server_lr, beta1, beta2, tau)
+        make = adaptive(optimizer, server_lr, beta1, beta2, tau)
     return replace(stepped(fedavg.build(net, **training), make), name="fedopt")
 
 
@@ -85,7 +85,7 @@ def stepped(method: Method, make: Optim) -> Method:
     Args:
         method: any. What its server sends down moves along the gradient old - new; what lies
             under "server/" is as aggregated.
-        make: the optimiser; what it remembers lies under "server/optim".
+        make: the optimizer; what it remembers lies under "server/optim".
     """
 
     def step(server: Tensors, merged: Tensors) -> Tensors:

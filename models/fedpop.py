@@ -113,7 +113,7 @@ def build(
         batch: rows in a step; None takes all.
         lr_head: n_j g_j, learning rate of the chain; the loss is a mean over the rows.
         lr_base: learning rate; the loss is a mean over the rows.
-        momentum: of the base's optimiser.
+        momentum: of the base's optimizer.
         aggregation: how the server makes one of the clients' bases, means and squares, each on its
             own, as in `fedavg.build`. Other than "mean" distances from m are aggregated:
             rules that leave out the largest make s too narrow, the median of normal ones by a
@@ -169,11 +169,11 @@ def build(
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's Langevin chain at the population mean of the heads."""
-        centre = role("loc", received)
+        center = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
-        none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
+        none = under("sum", {n: torch.zeros_like(v) for n, v in center.items()})
         none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(cohort.size)}
-        return point.start(centre) | q.start(centre, spread) | none
+        return point.start(center) | q.start(center, spread) | none
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Down-weight the sums of moments from earlier rounds by the factor `memory`."""

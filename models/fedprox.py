@@ -41,14 +41,14 @@ def build(
     *,
     mu: NotNegative = 0.1,
     prior: PriorFamily = dist.Normal,
-    **training: Unpack[fedavg.CentredTraining],
+    **training: Unpack[fedavg.CenteredTraining],
 ) -> Method:
     """Build the FedProx method (FedAvg with a proximal term).
 
     Args:
         net: the network; all its parameters are shared.
         mu: strength of the proximal term, per datum: the prior's variance is 1 / (mu n_j).
-        prior: location-scale family that is centred at the received model, such as dist.Laplace;
+        prior: location-scale family that is centered at the received model, such as dist.Laplace;
             see `pyrofl.priors`.
         training: as in `fedavg.build`.
     """

@@ -113,7 +113,7 @@ def build(
             f"no weight of two axes matches {corrected!r}; expected some of {candidates}"
         )
     shapes = {f"{n}.{end}": Size((rank, s[at])) for n, s in chosen.items() for end, at in ENDS}
-    centre = rank**-0.5
+    center = rank**-0.5
     q = guides.build_guide(guide, shapes, init_scale=init_scale, loc="mu", spread="pi")
     families = as_families(prior, shapes)
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the shared network's masks
@@ -126,7 +126,7 @@ def build(
         """Initialize the means of q_j by one draw of the prior, the same for all clients."""
         w = next(iter(received.values()))
         noise = {n: torch.randn(s, generator=generator).to(w) for n, s in shapes.items()}
-        start = {n: centre + prior_scale * v for n, v in noise.items()}
+        start = {n: center + prior_scale * v for n, v in noise.items()}
         return q.start(spread_out(start, len(cohort.ids)))
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
@@ -137,7 +137,7 @@ def build(
             factors = {}
             for n, shape in shapes.items():
                 loc = one[..., None, None].expand(*one.shape, *shape)
-                fn = families[n](centre * loc, prior_scale * loc)
+                fn = families[n](center * loc, prior_scale * loc)
                 factors[n] = pyro.sample(n, as_event(fn, len(shape)))
             w = base | {n: base[n] * mask(factors, n, len(s)) for n, s in chosen.items()}
             with data.rows():
@@ -146,7 +146,7 @@ def build(
     def common(received: Tensors, local: Tensors) -> Tensors:
         """Return the shared network, with masks of 1."""
         w = next(iter(received.values()))
-        ones = {n: w.new_full((len(w), *s), centre) for n, s in shapes.items()}
+        ones = {n: w.new_full((len(w), *s), center) for n, s in shapes.items()}
         return local | received | point.start(ones)
 
     samples = num_particles if q.random else None

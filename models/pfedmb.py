@@ -12,7 +12,7 @@ outputs are W_l^i x = sum_b alpha_lb^i (W_lb x) (eq. 2):
              W       = SGD from the received W, alpha^i as it is now                       eq. 4
     server   W_lb    = sum_i n_i alpha_lb^i W_lb^i / sum_i n_i alpha_lb^i                  eq. 5
 
-The server's step minimises sum_i n_i alpha_lb^i ||W_lb - W_lb^i||^2: an M-step with alpha as
+The server's step minimizes sum_i n_i alpha_lb^i ||W_lb - W_lb^i||^2: an M-step with alpha as
 responsibilities. One branch is FedAvg; corners of the simplex are clustered FedAvg (IFCA).
 
 Use it where clients fall into unknown overlapping groups: each finds its mixture of branches. It
@@ -98,7 +98,7 @@ def build(
         net: the network. A layer is a module that owns parameters.
         branches: B of every branched layer; the number of groups of clients, if there are groups.
         branched: patterns of the names that have branches; the rest is shared as in FedAvg.
-            Default: layers with a weight of two axes or more, which leaves out normalisation.
+            Default: layers with a weight of two axes or more, which leaves out normalization.
         shared: mix all layers by the same weights, as in the paper's pairs of clients.
         likelihood: of a row, given the network's outputs.
         prior: on "alpha" [L, B], on the simplex of its last axis, such as
@@ -117,7 +117,7 @@ def build(
         batch: rows in a step; None takes all.
         lr: learning rate of the branches; the loss is a mean over the rows.
         lr_alpha: learning rate of the parameters of q(alpha), on the same scale.
-        momentum: of both optimisers, which start afresh each round.
+        momentum: of both optimizers, which start afresh each round.
         aggregation: how the server makes one of the clients' tensors, as in `fedavg.build`, each
             branch of a layer on its own, among the clients that give it any weight.
 

@@ -8,10 +8,10 @@ Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", 
 
     client   w_j = w, and on every minibatch
              theta_j -= lr (g(theta_j) + lambda (theta_j - w_j))   K times
-             w_j     -= lr_centre lambda (w_j - theta_j)
+             w_j     -= lr_center lambda (w_j - theta_j)
     server   w = (1 - beta) w + beta mean_j w_j
 
-Ditto whose centre follows: the step on w_j is one down the same loss, of which only the prior
+Ditto whose center follows: the step on w_j is one down the same loss, of which only the prior
 depends on w_j. With theta_j from w_j in every round it is FedABML with a delta guide.
 
 Use it where personal models are to stay near a common one: lambda controls how near. It assumes
@@ -19,7 +19,7 @@ that they scatter normally around it; inner steps multiply the work.
 
 Departures from the paper: theta_j starts from the client's last theta_j, as in common code; the
 algorithm leaves open where the inner problem starts. The inner steps have FedAvg's momentum, which
-0 turns off. lambda, lr and lr_centre were chosen on handwritten digits.
+0 turns off. lambda, lr and lr_center were chosen on handwritten digits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": (0.01, 0.05, 0.2), "strength": (1.0, 5.0, 15.0), "lr_centre": (0.05, 0.2, 0.5)}
+TUNE_OVER = {"lr": (0.01, 0.05, 0.2), "strength": (1.0, 5.0, 15.0), "lr_center": (0.05, 0.2, 0.5)}
 
 
 @rebuildable
@@ -52,9 +52,9 @@ def build(
     strength: Positive = 5.0,
     prior: PriorFamily = dist.Normal,
     steps: Count = 5,
-    lr_centre: NotNegative = 0.2,
+    lr_center: NotNegative = 0.2,
     beta: Positive = 1.0,
-    **training: Unpack[fedavg.CentredTraining],
+    **training: Unpack[fedavg.CenteredTraining],
 ) -> Method:
     """Build pFedMe (personalized Moreau envelopes); every client trains in every round.
 
@@ -66,13 +66,13 @@ def build(
             makes theta_j swing.
         prior: location-scale family of p(theta_j | w_j), such as dist.Laplace; see `pyrofl.priors`.
         steps: K, on theta_j for each step on w_j.
-        lr_centre: eta, learning rate of w_j.
+        lr_center: eta, learning rate of w_j.
         beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries. In
             pFedVEM `beta` is the opposite, the fraction of its old state that the server keeps.
         training: of theta_j, as in `fedavg.build`, but unless given lr is 0.05 and batch 50;
             `fine_tune` epochs are of both steps.
     """
-    settings: fedavg.CentredTraining = {"lr": 0.05, "batch": 50, **training}
+    settings: fedavg.CenteredTraining = {"lr": 0.05, "batch": 50, **training}
     base = fedavg.build(net, prior=proximal(strength, prior), **settings)
     train, step = only_step(base)
     assert isinstance(step.loss, Elbo)
@@ -81,7 +81,7 @@ def build(
     )
     moves = (
         replace(step, names="own/*", loss=whole, num_steps=steps),
-        GradientStep(step.names, sgd(lr_centre), pull),
+        GradientStep(step.names, sgd(lr_center), pull),
     )
 
     return replace(

@@ -1,6 +1,6 @@
 """Two-stage method: an exact hierarchical posterior from posterior draws of each client alone.
 
-Lunn, Barrett, Sweeting and Thompson, "Fully Bayesian hierarchical modelling in two stages, with
+Lunn, Barrett, Sweeting and Thompson, "Fully Bayesian hierarchical modeling in two stages, with
 application to meta-analysis", JRSS C 62, 2013.
 
     p(g, z, y) = p(g) prod_j p(z_j | g) p(y_j | z_j)     z_j of a client, g shared by all

@@ -59,13 +59,13 @@ FAMILIES = (
 """Families of the responses of a regression."""
 
 IMAGES: dict[str, str] = {
-    "mnist": "handwritten digits, 60,000 + 10,000 grey 28 x 28",
-    "fashion_mnist": "articles of clothing, 60,000 + 10,000 grey 28 x 28, 10 classes",
-    "emnist": "handwritten digits and letters, 697,932 + 116,323 grey 28 x 28, 62 classes",
-    "usps": "handwritten digits, 7,291 + 2,007 grey 16 x 16",
-    "svhn": "house numbers, 73,257 + 26,032 colour 32 x 32, 10 classes",
-    "cifar10": "50,000 + 10,000 colour 32 x 32, 10 classes",
-    "cifar100": "50,000 + 10,000 colour 32 x 32, 100 classes",
+    "mnist": "handwritten digits, 60,000 + 10,000 gray 28 x 28",
+    "fashion_mnist": "articles of clothing, 60,000 + 10,000 gray 28 x 28, 10 classes",
+    "emnist": "handwritten digits and letters, 697,932 + 116,323 gray 28 x 28, 62 classes",
+    "usps": "handwritten digits, 7,291 + 2,007 gray 16 x 16",
+    "svhn": "house numbers, 73,257 + 26,032 color 32 x 32, 10 classes",
+    "cifar10": "50,000 + 10,000 color 32 x 32, 10 classes",
+    "cifar100": "50,000 + 10,000 color 32 x 32, 100 classes",
     "cifar100-coarse": "the same, 20 superclasses to predict and 100 fine types to partition by",
 }
 

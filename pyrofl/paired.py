@@ -61,12 +61,12 @@ def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
         return Interval(mean, np.nan, np.nan)
     if binary:
         more = count + 2
-        centre, square = d.sum() / more, (np.square(d).sum() + 1) / more
-        error = np.sqrt((square - centre**2) / more)
+        center, square = d.sum() / more, (np.square(d).sum() + 1) / more
+        error = np.sqrt((square - center**2) / more)
     else:
-        centre, error = mean, d.std(ddof=1) / np.sqrt(count)
+        center, error = mean, d.std(ddof=1) / np.sqrt(count)
     half = t.ppf((1 + LEVEL) / 2, count - 1) * error
-    low, high = float(centre - half), float(centre + half)
+    low, high = float(center - half), float(center + half)
     return Interval(mean, max(low, -1.0), min(high, 1.0)) if binary else Interval(mean, low, high)
 
 

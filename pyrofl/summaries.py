@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Summarised(ABC):
+class Summarized(ABC):
     """Base class of objects with a summary as their repr and notebook output."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from pyrofl.tensors import Tensors
 
 
 def eight_schools(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Let effects of schools be normal around mu, non-centred; x is the standard error."""
+    """Let effects of schools be normal around mu, non-centered; x is the standard error."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -28,8 +28,8 @@ def radon(received: Tensors, local: Tensors, batch: Batch) -> None:
         sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
         sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
         z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        centre = gamma[..., 0] + gamma[..., 1] * uranium
-        intercept = pyro.deterministic("intercept", centre + sd[..., 0] * z[..., 0])
+        center = gamma[..., 0] + gamma[..., 1] * uranium
+        intercept = pyro.deterministic("intercept", center + sd[..., 0] * z[..., 0])
         slope = pyro.deterministic("slope", gamma[..., 2] + sd[..., 1] * z[..., 1])
         with batch.rows():
             pyro.sample("y", dist.Normal(intercept + slope * floor, sigma), obs=batch.y)

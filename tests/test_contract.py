@@ -194,7 +194,7 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
 
 
 def steps_by_rows(method: Method) -> bool:
-    """Say whether a phase moves the first layer along rows, and to the centre of a prior."""
+    """Say whether a phase moves the first layer along rows, and to the center of a prior."""
     received, private = client_inputs(
         method, data(), first(method, data(), 0), toys.who(data(), 0), 0
     )
@@ -289,7 +289,7 @@ def test_permuting_clients_permutes_results(name):
     *_, a = federate(method, data(), 2, stragglers=stragglers)
     *_, b = federate(method, permuted, 2, stragglers=stragglers)
     close = {"rtol": 1e-8, "atol": 1e-9}
-    # A table, or with an axis in front what an optimiser remembers of it.
+    # A table, or with an axis in front what an optimizer remembers of it.
     tables = [n.strip("*") for n in method.per_client.split()]
     rows = [n for n in a.server if matches(n, method.per_client) or any(t in n for t in tables)]
     at = {n: int(len(a.server[n]) == 1) for n in rows if a.server[n].dim()}

@@ -37,7 +37,7 @@ NAMED = {
     "noise_depends_on_both_seeds_the_round_and_the_client",
     "`--seed` sets all seeds": "one_seed_for_all_is_the_same_seed_for_each",
     "An update that consists": "the_bits_are_those_of_steps_as_written "
-    "code_of_a_user_is_recognised_wherever_it_is "
+    "code_of_a_user_is_recognized_wherever_it_is "
     "what_changes_between_rounds_takes_effect_in_what_is_promised",
     "Recording starts if": "updates_are_recorded_if_those_that_are_left_repay_it "
     "a_run_takes_at_most_three_percent_longer_than_as_written",

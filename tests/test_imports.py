@@ -159,7 +159,7 @@ ONE_DOT_AWAY = {
     "participation": "bernoulli everyone fixed fraction",
     "priors": "fixed flat student_t",
     "privacy": "Masks Privacy PrivacySpent private summed unmask",
-    "reference": "centralised compare_posteriors hmc nuts pooled",
+    "reference": "centralized compare_posteriors hmc nuts pooled",
     "aggregation": "average descend weighted_mean",
 }
 

@@ -21,7 +21,7 @@ import tables
 import torch
 from density import Density
 from methods import METHODS
-from metrics import Reference, Statistics, Worst, accurate, compare, energy, labelled, statistics
+from metrics import Reference, Statistics, Worst, accurate, compare, energy, labeled, statistics
 from problems import HERE, NAMES, Problem, load
 
 from pyrofl import Federation
@@ -221,7 +221,7 @@ def test_problems_describe_their_reference(name):
     assert sites == set(problem.compared)
     assert known.made_by == problem.made_by
     assert set(known.draws) == set(problem.population)
-    draws = labelled(known.draws, problem.population, 1)
+    draws = labeled(known.draws, problem.population, 1)
     for label, values in draws.items():  # 1,000 draws, thinned from those of the statistics
         one = known.statistics[label]
         assert abs(values.mean() - one.mean) < 5 * math.hypot(one.sd / 1000**0.5, one.mcse_mean)

@@ -135,21 +135,21 @@ class SigmaPoints(Messenger):
 
 
 def tempered(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Classify by distances to fixed centres, with a rate, a mixing share and offsets."""
-    centres = torch.eye(FEATURES, CLASSES, dtype=batch.x.dtype)
+    """Classify by distances to fixed centers, with a rate, a mixing share and offsets."""
+    centers = torch.eye(FEATURES, CLASSES, dtype=batch.x.dtype)
     with batch.clients():
         one = torch.ones((), dtype=batch.x.dtype)
         rate = pyro.sample("rate", dist.Gamma(2.0 * one, 3.0 * one))
         share = pyro.sample("share", dist.Beta(2.0 * one, 3.0 * one))
         offset = pyro.sample("offset", dist.Normal(0.0 * one, 1.0).expand([CLASSES]).to_event(1))
         with batch.rows():
-            logits = rate[..., None] * (batch.x @ centres) + offset
+            logits = rate[..., None] * (batch.x @ centers) + offset
             logits = (1 - share[..., None]) * logits
             pyro.sample("y", dist.Categorical(logits=logits), obs=batch.y)
 
 
 def stochastic(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Guess `tempered` by a gamma, a beta (implicit reparametrisation) and a normal."""
+    """Guess `tempered` by a gamma, a beta (implicit reparametrization) and a normal."""
     with batch.clients():
         pyro.sample("rate", dist.Gamma(softplus(local["q/a"]) + 0.5, softplus(local["q/b"])))
         pyro.sample("share", dist.Beta(softplus(local["q/a"]) + 0.5, softplus(local["q/c"]) + 0.5))
@@ -213,7 +213,7 @@ def _networks(guide: guides.Family) -> Family:
 
 def written(model: Program, program: Program) -> Family:
     def make(data: Federation) -> tuple[Program, guides.Guide]:
-        def start(centre: Tensors) -> Tensors:
+        def start(center: Tensors) -> Tensors:
             return {n: v[0] for n, v in own_parameters(torch.Generator().manual_seed(1), 1).items()}
 
         def moments(*_: object) -> tuple[Tensors, Tensors]:

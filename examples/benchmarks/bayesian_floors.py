@@ -206,14 +206,14 @@ def fedpop(
     memory: float = 0.8,
     scale: float = 0.2,
 ) -> Iterator[Weights]:
-    """Run FedPop, yielding base and the heads' centre after each round."""
+    """Run FedPop, yielding base and the heads' center after each round."""
     source, weights = generator(0), start
     deviation = [torch.full_like(w, scale) for w in start[2:]]
     heads = [w.expand(data.clients, *w.shape).clone() for w in start[2:]]
     sums, squares = ([torch.zeros_like(h) for h in heads] for _ in range(2))
     count = torch.zeros(data.clients)
     while True:
-        bases, centre, spread = (
+        bases, center, spread = (
             [torch.zeros_like(w) for w in part] for part in (start[:2], start[2:], start[2:])
         )
         for cohort in chunks(data, chunk_size):
@@ -230,7 +230,7 @@ def fedpop(
                 active = int((early.steps > t).sum())
                 rows = minibatch(data, early, t, active)
                 _shake(z, rows, [w[:active] for w in base], population, size, lr_head, source)
-            for (x, y, mask), params, optimiser in steps(data, cohort, base, epochs, batch, lr):
+            for (x, y, mask), params, optimizer in steps(data, cohort, base, epochs, batch, lr):
                 n = len(x)
                 still = [p.detach() for p in params]
                 _shake(z, (x, y, mask), still, population, size, lr_head, source)
@@ -239,18 +239,18 @@ def fedpop(
                     b[:n] += v[:n].square()
                 draws[:n] += 1
                 fit = losses(_mlp(x, [*params, *(v[:n] for v in z)]), y, mask).sum(1) / mask.sum(1)
-                descend(fit.sum(), params, optimiser)
+                descend(fit.sum(), params, optimizer)
             count[cohort] = draws
             for i, v in enumerate(z):
                 heads[i][cohort], sums[i][cohort], squares[i][cohort] = v, first[i], second[i]
-                centre[i] += (first[i] / like(draws, v)).sum(0) / data.clients
+                center[i] += (first[i] / like(draws, v)).sum(0) / data.clients
                 spread[i] += (second[i] / like(draws, v)).sum(0) / data.clients
             for table, v in zip(bases, base, strict=True):
                 table += torch.tensordot(size / data.sizes[: data.clients].sum(), v, 1)
         deviation = [
-            (s - c.square()).clamp(min=1e-8).sqrt() for s, c in zip(spread, centre, strict=True)
+            (s - c.square()).clamp(min=1e-8).sqrt() for s, c in zip(spread, center, strict=True)
         ]
-        weights = bases + centre
+        weights = bases + center
         yield weights
 
 
@@ -268,9 +268,9 @@ def _shake(
     n = len(x)
     at = [v[:n].clone().requires_grad_() for v in z]
     value = (losses(_mlp(x, [*base, *at]), y, mask).sum(1) / mask.sum(1)).sum()
-    for v, centre, width in zip(at, *population, strict=True):
+    for v, center, width in zip(at, *population, strict=True):
         value = (
-            value + (((v - centre) / width[:n]).square().flatten(1).sum(1) / (2 * size[:n])).sum()
+            value + (((v - center) / width[:n]).square().flatten(1).sum(1) / (2 * size[:n])).sum()
         )
     for v, grad in zip(z, torch.autograd.grad(value, at), strict=True):
         gain = like((2 * lr / size[:n]).sqrt(), grad)

@@ -269,7 +269,7 @@ PROXIMAL: Mapping[str, tuple[Build, Other]] = {
         lambda data, w: proximal_loop.ditto(data, w, 10, 0.01, strength=0.1),
     ),
     "pfedme": (
-        lambda net: pfedme.build(net, strength=5.0, lr_centre=0.05, **PLAIN),
+        lambda net: pfedme.build(net, strength=5.0, lr_center=0.05, **PLAIN),
         lambda data, w: proximal_loop.pfedme(data, w, 10, 0.01, 0.05, strength=5.0, steps=5),
     ),
     "apfl": (

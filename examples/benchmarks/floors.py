@@ -44,10 +44,10 @@ def fedavg(
         total = [torch.zeros_like(w) for w in weights]
         for cohort in chunks(data, chunk_size):
             own = [w.expand(len(cohort), *w.shape).clone() for w in weights]
-            for (x, y, mask), params, optimiser in steps(data, cohort, own, epochs, batch, lr):
+            for (x, y, mask), params, optimizer in steps(data, cohort, own, epochs, batch, lr):
                 w1, b1, w2, b2 = params
                 each = losses(products(products(x, w1, b1).relu(), w2, b2), y, mask)
-                descend((each.sum(1) / mask.sum(1)).sum(), params, optimiser)
+                descend((each.sum(1) / mask.sum(1)).sum(), params, optimizer)
             size = data.sizes[cohort].to(data.dtype)
             for part, mine in zip(total, own, strict=True):
                 part += torch.tensordot(size, mine, 1)
@@ -58,7 +58,7 @@ def fedavg(
 def pfedvem(
     data: Federation, start: Weights, chunk_size: int, share: float, lr: float = 1e-3
 ) -> Iterator[Weights]:
-    """Run pFedVEM, of which a share reports, yielding base and centre after each round."""
+    """Run pFedVEM, of which a share reports, yielding base and center after each round."""
     weights, source = start, generator(0)
     d = sum(w.numel() for w in start[2:])
     mean = [w.expand(data.clients, *w.shape).clone() for w in start[2:]]
@@ -79,22 +79,22 @@ def pfedvem(
             on_heads = torch.optim.SGD(mu + pi, lr, MOMENTUM, fused=True)
             for _ in range(HEAD_EPOCHS):
                 value = losses(_head(features, mu, pi, source), y, mask).sum() / DRAWS
-                descend(value + _from_centre(mu, pi, weights[2:], tau), mu + pi, on_heads)
+                descend(value + _from_center(mu, pi, weights[2:], tau), mu + pi, on_heads)
             left = steps(data, cohort, base, BASE_EPOCHS, BATCH, lr)
-            for (x, y, mask), params, optimiser in left:
+            for (x, y, mask), params, optimizer in left:
                 hidden = products(x, *params).relu()
                 known, width = ([v.detach()[: len(x)] for v in part] for part in (mu, pi))
                 each = losses(_head(hidden, known, width, source), y, mask)
                 scale = mask.sum(1) * DRAWS
-                descend((each.sum((0, 2)) / scale).sum(), params, optimiser)
+                descend((each.sum((0, 2)) / scale).sum(), params, optimizer)
             for table, v in zip(mean + spread, mu + pi, strict=True):
                 table[cohort] = v.detach()
             size = data.sizes[cohort] * reporting[cohort]
             for table, v in zip(bases, base, strict=True):
                 table += torch.tensordot(size.to(v), v, 1)
         weight = taus * reporting
-        centre = [torch.tensordot(weight / weight.sum(), m, 1) for m in mean]
-        weights = [b / data.sizes[: data.clients][reporting].sum() for b in bases] + centre
+        center = [torch.tensordot(weight / weight.sum(), m, 1) for m in mean]
+        weights = [b / data.sizes[: data.clients][reporting].sum() for b in bases] + center
         yield weights
 
 
@@ -107,7 +107,7 @@ def _head(x: Tensor, mu: Weights, pi: Weights, source: torch.Generator) -> Tenso
     return wide(x, weight, bias)
 
 
-def _from_centre(mu: Weights, pi: Weights, centre: Weights, tau: Tensor) -> Tensor:
-    """Return the KL divergence of all heads from Normal(centre, 1 / tau)."""
+def _from_center(mu: Weights, pi: Weights, center: Weights, tau: Tensor) -> Tensor:
+    """Return the KL divergence of all heads from Normal(center, 1 / tau)."""
     scales = [like(tau.rsqrt(), m) for m in mu]
-    return divergence(mu, [softplus(p) for p in pi], centre, scales).sum()
+    return divergence(mu, [softplus(p) for p in pi], center, scales).sum()

@@ -2,7 +2,7 @@
 
 The arithmetic is that of `research_loop`, without its modules and its DataLoader: the rows of an
 epoch are selected at once, its minibatches are views of them, a frozen base runs once, all draws of
-a head are one product, and the optimiser is torch's fused one. Participation is that of the
+a head are one product, and the optimizer is torch's fused one. Participation is that of the
 library, so that both sides train the same clients in each round.
 """
 
@@ -22,7 +22,7 @@ from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.participation import Draw
 
 Weights = list[Tensor]
-"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""
+"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' center."""
 
 
 def fedavg(
@@ -34,11 +34,11 @@ def fedavg(
         total, rows = [torch.zeros_like(w) for w in weights], 0
         for mine in _clients(data, draw, number):
             own = [w.clone().requires_grad_() for w in weights]
-            optimiser = SGD(own, lr, MOMENTUM, fused=True)
+            optimizer = SGD(own, lr, MOMENTUM, fused=True)
             w1, b1, w2, b2 = own
             for x, y in _minibatches(data, mine, epochs):
                 logits = linear(linear(x, w1, b1).relu(), w2, b2)
-                _descend(cross_entropy(logits, y), own, optimiser)
+                _descend(cross_entropy(logits, y), own, optimizer)
             for part, w in zip(total, own, strict=True):
                 part.add_(w.detach(), alpha=len(mine))
             rows += len(mine)
@@ -49,42 +49,42 @@ def fedavg(
 def pfedvem(
     data: Federation, start: Weights, draw: Draw, lr: float = 1e-3
 ) -> Iterator[tuple[Weights, Tensor]]:
-    """Run pFedVEM with those drawn, yielding base and centre, and the confidences [J]."""
-    base, centre = start[:2], _head(*start[2:])
+    """Run pFedVEM with those drawn, yielding base and center, and the confidences [J]."""
+    base, center = start[:2], _head(*start[2:])
     classes, taus = len(start[3]), start[3].new_zeros(data.clients)
-    mean = centre.expand(data.clients, *centre.shape).clone()
+    mean = center.expand(data.clients, *center.shape).clone()
     spread = torch.full_like(mean, WIDTH)
     for number in count():
         bases, rows = [torch.zeros_like(w) for w in base], 0
-        heads, weight = torch.zeros_like(centre), 0.0
+        heads, weight = torch.zeros_like(center), 0.0
         ids = draw(stream(0, Stream.WHO, number), data.clients).tolist()
         for j in ids:
             mine = data.train[j]
             m, s = (table[j].requires_grad_() for table in (mean, spread))  # views: kept
             with torch.no_grad():
                 x, y = data.x[mine], data.y[mine]
-                around = softplus(s).square().sum() + (m - centre).square().sum()
-                taus[j] = tau = centre.numel() / float(around)
+                around = softplus(s).square().sum() + (m - center).square().sum()
+                taus[j] = tau = center.numel() / float(around)
                 features = linear(x, *base).relu()
-            optimiser = SGD([m, s], lr, MOMENTUM, fused=True)
+            optimizer = SGD([m, s], lr, MOMENTUM, fused=True)
             for _ in range(HEAD_EPOCHS):
                 sd = softplus(s)
                 value = _loss(features, y, m, sd, classes) / DRAWS
                 ratio = sd.square() * tau
-                kl = 0.5 * (ratio + (m - centre).square() * tau - 1 - ratio.log()).sum()
-                _descend(value + kl, [m, s], optimiser)
+                kl = 0.5 * (ratio + (m - center).square() * tau - 1 - ratio.log()).sum()
+                _descend(value + kl, [m, s], optimizer)
             own = [w.clone().requires_grad_() for w in base]
             known, width = m.detach(), softplus(s.detach())
-            optimiser = SGD(own, lr, MOMENTUM, fused=True)
+            optimizer = SGD(own, lr, MOMENTUM, fused=True)
             for x, y in _minibatches(data, mine, BASE_EPOCHS):
                 value = _loss(linear(x, *own).relu(), y, known, width, classes)
-                _descend(value / (DRAWS * len(y)), own, optimiser)
+                _descend(value / (DRAWS * len(y)), own, optimizer)
             for part, w in zip(bases, own, strict=True):
                 part.add_(w.detach(), alpha=len(mine))
             heads.add_(m.detach(), alpha=tau)
             rows, weight = rows + len(mine), weight + tau
-        base, centre = [part / rows for part in bases], heads / weight
-        yield [*base, centre], taus
+        base, center = [part / rows for part in bases], heads / weight
+        yield [*base, center], taus
 
 
 def _head(weight: Tensor, bias: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ def _minibatches(
         yield from zip(data.x[order].split(batch), data.y[order].split(batch), strict=True)
 
 
-def _descend(loss: Tensor, params: Sequence[Tensor], optimiser: torch.optim.Optimizer) -> None:
+def _descend(loss: Tensor, params: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
     for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
         p.grad = grad
-    optimiser.step()
+    optimizer.step()
 
 
 def images(
@@ -129,9 +129,9 @@ def images(
         start, total, rows = [w.detach().clone() for w in own], [0 * w.detach() for w in own], 0
         for mine in data.train:
             _copy(own, start)
-            optimiser = SGD(own, lr, MOMENTUM, fused=True)
+            optimizer = SGD(own, lr, MOMENTUM, fused=True)
             for x, y in _minibatches(data, mine, 1, batch):
-                _descend(cross_entropy(module(x), y), own, optimiser)
+                _descend(cross_entropy(module(x), y), own, optimizer)
             for part, w in zip(total, own, strict=True):
                 part.add_(w.detach(), alpha=len(mine))
             rows += len(mine)

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam
 from pyrofl.data import Federation
 from pyrofl.models.guides.dropout import BOUND, NARROWEST
 from pyrofl.models.metavd import DECAY, LONGEST
-from pyrofl.nets.reparametrised import TINY
+from pyrofl.nets.reparametrized import TINY
 from pyrofl.tensors import generator
 
 PARTS = 3  # of a minibatch of Per-FedAvg

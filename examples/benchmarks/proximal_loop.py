@@ -1,7 +1,7 @@
 """One client at a time, as good research code does it, for methods with a model of one's own.
 
 Minibatches are picked by an index, and the gradient of the proximal term is written down, not
-differentiated, as PFLlib's optimisers do. The arithmetic is that of `pyrofl.models.fedprox`,
+differentiated, as PFLlib's optimizers do. The arithmetic is that of `pyrofl.models.fedprox`,
 `ditto`, `pfedme` and `apfl`, step for step, for an MLP with one hidden layer. All clients train
 and report, by SGD without momentum; clients weigh by size, in pFedMe evenly.
 """
@@ -28,10 +28,10 @@ def fedprox(
 ) -> Iterator[Weights]:
     """Run FedProx with one epoch, yielding the weights after each round."""
 
-    def train(_: int, x: Tensor, y: Tensor, centre: Weights) -> Weights:
-        own = _copied(centre)
+    def train(_: int, x: Tensor, y: Tensor, center: Weights) -> Weights:
+        own = _copied(center)
         for rows in torch.randperm(len(y)).split(batch):
-            _step(own, _pulled(_gradient(own, x[rows], y[rows]), own, centre, mu), lr)
+            _step(own, _pulled(_gradient(own, x[rows], y[rows]), own, center, mu), lr)
         return own
 
     return _rounds(data, start, train)
@@ -43,12 +43,12 @@ def ditto(
     """Run Ditto with one epoch on each model, yielding the global weights after each round."""
     models: dict[int, Weights] = {}
 
-    def train(client: int, x: Tensor, y: Tensor, centre: Weights) -> Weights:
-        sent, own = _copied(centre), models.setdefault(client, _copied(centre))
+    def train(client: int, x: Tensor, y: Tensor, center: Weights) -> Weights:
+        sent, own = _copied(center), models.setdefault(client, _copied(center))
         for rows in torch.randperm(len(y)).split(batch):
             _step(sent, _gradient(sent, x[rows], y[rows]), lr)
         for rows in torch.randperm(len(y)).split(batch):
-            _step(own, _pulled(_gradient(own, x[rows], y[rows]), own, centre, strength), lr)
+            _step(own, _pulled(_gradient(own, x[rows], y[rows]), own, center, strength), lr)
         return sent
 
     return _rounds(data, start, train)
@@ -59,21 +59,21 @@ def pfedme(
     start: Weights,
     batch: int,
     lr: float,
-    lr_centre: float,
+    lr_center: float,
     strength: float,
     steps: int,
 ) -> Iterator[Weights]:
     """Run pFedMe with one epoch, yielding the global weights after each round."""
     models: dict[int, Weights] = {}
 
-    def train(client: int, x: Tensor, y: Tensor, centre: Weights) -> Weights:
-        near, own = _copied(centre), models.setdefault(client, _copied(centre))
+    def train(client: int, x: Tensor, y: Tensor, center: Weights) -> Weights:
+        near, own = _copied(center), models.setdefault(client, _copied(center))
         for rows in torch.randperm(len(y)).split(batch):
             some, labels = x[rows], y[rows]
             for _ in range(steps):
                 _step(own, _pulled(_gradient(own, some, labels), own, near, strength), lr)
             with torch.no_grad():
-                torch._foreach_lerp_(near, own, lr_centre * strength)
+                torch._foreach_lerp_(near, own, lr_center * strength)
         return near
 
     return _rounds(data, start, train, by_size=False)
@@ -86,8 +86,8 @@ def apfl(
     models: dict[int, Weights] = {}
     shares = dict.fromkeys(range(data.clients), alpha)
 
-    def train(client: int, x: Tensor, y: Tensor, centre: Weights) -> Weights:
-        sent, own = _copied(centre), models.setdefault(client, _copied(centre))
+    def train(client: int, x: Tensor, y: Tensor, center: Weights) -> Weights:
+        sent, own = _copied(center), models.setdefault(client, _copied(center))
         grads = _gradient(_mixed(sent, own, shares[client]), x, y)
         slope = sum(
             float((g * (v - w).detach()).sum()) for g, v, w in zip(grads, own, sent, strict=True)
@@ -128,10 +128,10 @@ def _gradient(weights: Weights, x: Tensor, y: Tensor) -> Weights:
 
 
 @torch.no_grad()
-def _pulled(grads: Weights, weights: Weights, centre: Weights, strength: float) -> Weights:
-    """Add the gradient of strength / 2 ||weights - centre||^2."""
+def _pulled(grads: Weights, weights: Weights, center: Weights, strength: float) -> Weights:
+    """Add the gradient of strength / 2 ||weights - center||^2."""
     torch._foreach_add_(grads, weights, alpha=strength)
-    torch._foreach_sub_(grads, centre, alpha=strength)
+    torch._foreach_sub_(grads, center, alpha=strength)
     return grads
 
 

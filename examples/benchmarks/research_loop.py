@@ -40,10 +40,10 @@ def fedavg(
         total = {n: torch.zeros_like(v) for n, v in module.state_dict().items()}
         for table in tables:
             own = copy.deepcopy(module)
-            optimiser = SGD(own.parameters(), lr, MOMENTUM)
+            optimizer = SGD(own.parameters(), lr, MOMENTUM)
             for _ in range(epochs):
                 for x, y in DataLoader(table, batch, shuffle=True):
-                    _descend(cross_entropy(own(x), y), optimiser)
+                    _descend(cross_entropy(own(x), y), optimizer)
             for n, v in own.state_dict().items():
                 total[n] += len(table) * v
         module.load_state_dict({n: v / rows for n, v in total.items()})
@@ -53,12 +53,12 @@ def fedavg(
 class Personal(nn.Module):
     """A client's base, and its linear head with independent normal weights."""
 
-    def __init__(self, base: nn.Module, centre: list[Tensor]) -> None:
+    def __init__(self, base: nn.Module, center: list[Tensor]) -> None:
         """Start the head around weight and bias, with standard deviation 1."""
         super().__init__()
         self.base = base
-        self.mean = nn.ParameterList([v.clone() for v in centre])
-        self.spread = nn.ParameterList([torch.full_like(v, WIDTH) for v in centre])
+        self.mean = nn.ParameterList([v.clone() for v in center])
+        self.spread = nn.ParameterList([torch.full_like(v, WIDTH) for v in center])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits with the head's mean."""
@@ -74,9 +74,9 @@ class Personal(nn.Module):
             losses.append(cross_entropy(linear(features, *head), y, reduction=reduction))
         return torch.stack(losses).mean()
 
-    def divergence(self, centre: list[Tensor], tau: float) -> Tensor:
-        """Return the KL divergence of the head from Normal(centre, 1 / tau)."""
-        parts = zip(self.mean, self.spread, centre, strict=True)
+    def divergence(self, center: list[Tensor], tau: float) -> Tensor:
+        """Return the KL divergence of the head from Normal(center, 1 / tau)."""
+        parts = zip(self.mean, self.spread, center, strict=True)
         each = [
             kl_divergence(Normal(m, softplus(s)), Normal(c, torch.full_like(c, tau**-0.5))).sum()
             for m, s, c in parts
@@ -84,41 +84,41 @@ class Personal(nn.Module):
         return torch.stack(each).sum()
 
     @torch.no_grad()
-    def confidence(self, centre: list[Tensor]) -> float:
+    def confidence(self, center: list[Tensor]) -> float:
         """Return the confidence of eq. 8."""
         variance = sum(float(softplus(s).square().sum()) for s in self.spread)
-        pairs = zip(self.mean, centre, strict=True)
+        pairs = zip(self.mean, center, strict=True)
         gap = sum(float((m - c).square().sum()) for m, c in pairs)
         d: int = sum(m.numel() for m in self.mean)
         return d / (variance + gap)
 
 
 def pfedvem(
-    data: Federation, base: nn.Module, centre: list[Tensor], share: float = 0.1, lr: float = 1e-3
+    data: Federation, base: nn.Module, center: list[Tensor], share: float = 0.1, lr: float = 1e-3
 ) -> Iterator[list[Personal]]:
     """Run pFedVEM from a base and a head's weight and bias, yielding every client's model."""
     tables = _tables(data)
-    models = [Personal(base, centre) for _ in tables]
+    models = [Personal(base, center) for _ in tables]
     while True:
-        taus = [model.confidence(centre) for model in models]
+        taus = [model.confidence(center) for model in models]
         for model, table, tau in zip(models, tables, taus, strict=True):
             model.base = copy.deepcopy(base)
             x, y = table.tensors
             with torch.no_grad():
                 features = model.base(x)
-            optimiser = SGD([*model.mean, *model.spread], lr, MOMENTUM)
+            optimizer = SGD([*model.mean, *model.spread], lr, MOMENTUM)
             for _ in range(HEAD_EPOCHS):
-                loss = model.loss(features, y, "sum") + model.divergence(centre, tau)
-                _descend(loss, optimiser)
-            optimiser = SGD(model.base.parameters(), lr, MOMENTUM)
+                loss = model.loss(features, y, "sum") + model.divergence(center, tau)
+                _descend(loss, optimizer)
+            optimizer = SGD(model.base.parameters(), lr, MOMENTUM)
             for _ in range(BASE_EPOCHS):
                 for rows, labels in DataLoader(table, BATCH, shuffle=True):
-                    _descend(model.loss(model.base(rows), labels, "mean"), optimiser)
+                    _descend(model.loss(model.base(rows), labels, "mean"), optimizer)
         reporters = [j for j in range(len(tables)) if torch.rand(()) < share]
         reporters = reporters if len(reporters) > 1 else [0, 1]
         weight = sum(taus[j] for j in reporters)
         means = [[taus[j] / weight * m.detach() for m in models[j].mean] for j in reporters]
-        centre = [torch.stack(part).sum(0) for part in zip(*means, strict=True)]
+        center = [torch.stack(part).sum(0) for part in zip(*means, strict=True)]
         size = sum(len(tables[j]) for j in reporters)
         states = [(len(tables[j]) / size, models[j].base.state_dict()) for j in reporters]
         base.load_state_dict({n: sum(w * s[n] for w, s in states) for n in base.state_dict()})
@@ -150,8 +150,8 @@ def svi(data: Federation, steps: int, lr: float, scale: float) -> Iterator[Tenso
         total = {n: torch.zeros_like(v) for n, v in server.items()}
         for rows in data.train[: data.clients]:
             with pyro.get_param_store().scope():
-                optimiser = pyro.optim.SGD({"lr": lr / len(rows)})
-                fit = SVI(model, guide, optimiser, TraceMeanField_ELBO())
+                optimizer = pyro.optim.SGD({"lr": lr / len(rows)})
+                fit = SVI(model, guide, optimizer, TraceMeanField_ELBO())
                 for _ in range(steps):
                     fit.step(data.x[rows], data.y[rows])
                 for n, v in total.items():
@@ -160,10 +160,10 @@ def svi(data: Federation, steps: int, lr: float, scale: float) -> Iterator[Tenso
         yield server["loc weight"]
 
 
-def _descend(loss: Tensor, optimiser: Optimizer) -> None:
-    optimiser.zero_grad()
+def _descend(loss: Tensor, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
 
 
 def _tables(data: Federation) -> list[TensorDataset]:

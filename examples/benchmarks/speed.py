@@ -197,13 +197,13 @@ def measure(
             order = (0, 1) if turn % 2 == 0 else (1, 0)  # so that neither is always the second
             found = {i: sides[i][0].ask(sides[i][1]) for i in order}
             pairs.append((found[0], found[1]))
-    return summarised(case, threads, pairs, warm)
+    return summarized(case, threads, pairs, warm)
 
 
-def summarised(
+def summarized(
     case: str, threads: int, pairs: Sequence[tuple[Time, Time]], warm: int = 1
 ) -> Measured:
-    """Summarise the seconds (ours, other) of all turns; the first `warm` do not count."""
+    """Summarize the seconds (ours, other) of all turns; the first `warm` do not count."""
     ours, others = (list(side) for side in zip(*pairs[warm:], strict=True))
     (wall, cpu), (other_wall, other_cpu) = (
         [median(seconds) for seconds in zip(*side, strict=True)] for side in (ours, others)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.training.schedules import Schedule, make_schedule
-from pyrofl.models.likelihoods import normalised
+from pyrofl.models.likelihoods import normalized
 from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator
 
 Weights = list[Tensor]
-"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""
+"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' center."""
 Rows = tuple[Tensor, Tensor, Tensor]  # x [C, B, in], y [C, B], mask [C, B]
 
 
@@ -33,25 +33,25 @@ def schedule(data: Federation, cohort: Tensor, epochs: int, batch: int | None) -
 def steps(
     data: Federation, cohort: Tensor, own: Weights, epochs: int, batch: int, lr: float
 ) -> Iterator[tuple[Rows, Weights, torch.optim.Optimizer]]:
-    """Yield the rows of clients with a step left, their weights and the optimiser of these."""
+    """Yield the rows of clients with a step left, their weights and the optimizer of these."""
     planned = schedule(data, cohort, epochs, batch)
     left = (planned.steps > torch.arange(len(planned.rows))[:, None]).sum(1).tolist()
     params = [w.detach().requires_grad_() for w in own]
-    optimiser: torch.optim.Optimizer = torch.optim.SGD(params, lr, MOMENTUM, fused=True)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(params, lr, MOMENTUM, fused=True)
     for t, active in enumerate(left):
         if active < len(params[0]):
-            params, optimiser = narrowed(params, optimiser, active)
-        yield minibatch(data, planned, t, active), params, optimiser
+            params, optimizer = narrowed(params, optimizer, active)
+        yield minibatch(data, planned, t, active), params, optimizer
 
 
 def narrowed(
-    params: Weights, optimiser: torch.optim.Optimizer, active: int
+    params: Weights, optimizer: torch.optim.Optimizer, active: int
 ) -> tuple[Weights, torch.optim.Optimizer]:
-    """Return the first clients' weights, in the same memory, and an optimiser that goes on."""
+    """Return the first clients' weights, in the same memory, and an optimizer that goes on."""
     left = [w.detach()[:active].requires_grad_() for w in params]
-    new = type(optimiser)(left, **optimiser.defaults)
+    new = type(optimizer)(left, **optimizer.defaults)
     for before, after in zip(params, left, strict=True):
-        state = optimiser.state[before]
+        state = optimizer.state[before]
         new.state[after] = {n: v[:active] if v.dim() else v for n, v in state.items()}
     return left, new
 
@@ -66,14 +66,14 @@ def minibatch(data: Federation, planned: Schedule, t: int, active: int) -> Rows:
 def losses(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Return the cross entropy of every row, 0 where it is padding."""
     truth = y.expand(logits.shape[:-1])
-    return -normalised(logits).gather(-1, truth[..., None])[..., 0] * mask
+    return -normalized(logits).gather(-1, truth[..., None])[..., 0] * mask
 
 
-def descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
+def descend(loss: Tensor, params: Weights, optimizer: torch.optim.Optimizer) -> None:
     """Make a step down a loss."""
     for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
-        p.grad = grad.contiguous()  # as fused optimisers take for granted
-    optimiser.step()
+        p.grad = grad.contiguous()  # as fused optimizers take for granted
+    optimizer.step()
 
 
 def wide(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -82,11 +82,11 @@ def wide(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.unflatten(y, -1, (len(weight), -1)).movedim(-2, 0)
 
 
-def divergence(means: Weights, widths: Weights, centres: Weights, scales: Weights) -> Tensor:
+def divergence(means: Weights, widths: Weights, centers: Weights, scales: Weights) -> Tensor:
     """Return KL[q || p] of independent normals, [C]; q has means and widths [C, *p]."""
     found = torch.zeros(())
-    for m, s, centre, scale in zip(means, widths, centres, scales, strict=True):
+    for m, s, center, scale in zip(means, widths, centers, scales, strict=True):
         ratio = (s / scale).square()
-        each = ratio + ((m - centre) / scale).square() - 1 - ratio.log()
+        each = ratio + ((m - center) / scale).square() - 1 - ratio.log()
         found = found + 0.5 * each.flatten(1).sum(1)
     return found

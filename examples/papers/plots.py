@@ -11,7 +11,7 @@ import numpy as np
 
 from pyrofl import figures
 from pyrofl.figures import many, style
-from pyrofl.figures.style import COLOURS, panels, styles, with_legend
+from pyrofl.figures.style import COLORS, panels, styles, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
     rows = -(-len(alike) // columns)
     figure = style.canvas(max(7.2, 2.1 * columns * len(weights)), 1.2 * rows + 1.4)
     blocks = figure.subfigures(1, len(weights), wspace=0.04, squeeze=False)[0]
-    colours = styles(f"branch {b + 1}" for b in range(branches))
+    colors = styles(f"branch {b + 1}" for b in range(branches))
     shown: list[Axes] = []
     for block, (title, value) in zip(blocks, weights.items(), strict=True):
         block.suptitle(title, fontsize=style.pt(11))
@@ -54,8 +54,8 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         for i, (axes, (name, members)) in enumerate(zip(grid, alike.items(), strict=False)):
             axes.set_title(style.plain(style.short(name, 24)), fontsize=style.pt(9), pad=3)
             axes.axhline(1 / branches, color="#bbbbbb", linewidth=0.8)
-            for b, (branch, look) in enumerate(colours.items()):
-                several = len(members) > 1 or branches <= len(COLOURS)
+            for b, (branch, look) in enumerate(colors.items()):
+                several = len(members) > 1 or branches <= len(COLORS)
                 kinds = style.LINES if several else (look["linestyle"],)
                 for j, kind in zip(members, cycle(kinds), strict=False):
                     label = branch if j == members[0] else ""
@@ -70,7 +70,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         block.supylabel("branch weight", fontsize=style.pt(10))
     shared = "kinds of lines: clients; " if max(map(len, alike.values())) > 1 else ""
     title = "Weight that each client gives to each branch, by round"
-    return with_legend(figure, shown, colours, f"{shared}grey: equal weights", title=title + some)
+    return with_legend(figure, shown, colors, f"{shared}gray: equal weights", title=title + some)
 
 
 def simplex(
@@ -86,7 +86,7 @@ def simplex(
         weights: [N, 3], shares of the clients, which add up to 1.
         accuracy: [N], share of rows, of the model with these weights.
         marks: name -> (weights [3], accuracy). Without a place in the triangle, as an ensemble,
-            weights is None; the colour bar shows all of them.
+            weights is None; the color bar shows all of them.
         corners: names of the clients.
         ax: where to draw; None makes a figure.
     """
@@ -136,10 +136,10 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
     for axes, title in zip(grid, shown, strict=True):
         confidence, right = models[title]
         sure, good = np.asarray(confidence).ravel(), np.asarray(right).ravel().astype(bool)
-        for name, colour, part in (("right", COLOURS[0], good), ("wrong", COLOURS[1], ~good)):
+        for name, color, part in (("right", COLORS[0], good), ("wrong", COLORS[1], ~good)):
             share = 100 * np.histogram(sure[part], edges)[0] / len(sure)
-            axes.stairs(share, edges, fill=True, color=colour, alpha=0.35)
-            axes.stairs(share, edges, color=colour, linewidth=1.6, label=name)
+            axes.stairs(share, edges, fill=True, color=color, alpha=0.35)
+            axes.stairs(share, edges, color=color, linewidth=1.6, label=name)
         axes.set_title(f"{title}\n{100 * good.mean():.1f}% right", fontsize=style.pt(10))
         axes.set(xlim=(0, 1), xlabel="confidence (probability)")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -165,9 +165,9 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
     looks = styles(name for of in panels_of.values() for name in of)
     for axes, title in zip(grid, shown, strict=True):
         for name, numbers in panels_of[title].items():
-            count, colour = np.histogram(np.asarray(numbers), edges)[0], looks[name]["color"]
-            axes.stairs(count, edges, fill=True, color=colour, alpha=0.35)
-            axes.stairs(count, edges, color=colour, linewidth=1.6, label=name)
+            count, color = np.histogram(np.asarray(numbers), edges)[0], looks[name]["color"]
+            axes.stairs(count, edges, fill=True, color=color, alpha=0.35)
+            axes.stairs(count, edges, color=color, linewidth=1.6, label=name)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_title(style.plain(title), fontsize=style.pt(10))
         axes.yaxis.set_major_locator(style.whole_numbers(6))

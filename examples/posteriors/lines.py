@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import torch
 
 NES = ("real_ideo", "race_adj", "age_discrete", "educ1", "gender", "income")
-CENTRE = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
+CENTER = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
 
 
 def eight_schools(received, local, batch):
@@ -25,8 +25,8 @@ def counties(uranium):
     sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
     sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
     z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    centre, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
-    intercept = pyro.deterministic("intercept", centre + effect[..., 0])
+    center, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
+    intercept = pyro.deterministic("intercept", center + effect[..., 0])
     return intercept, pyro.deterministic("slope", gamma[..., 2] + effect[..., 1]), sigma
 
 
@@ -116,7 +116,7 @@ def years(batch):
 
 def nes(received, local, batch):
     """Let every year's coefficients be normal around those of all years; x: see NES."""
-    x = batch.x - batch.x.new_tensor(CENTRE)
+    x = batch.x - batch.x.new_tensor(CENTER)
     with batch.clients():
         w, sigma = years(batch)
         with batch.rows():

@@ -82,7 +82,7 @@ class Reference:
             return cls(**told, draws=dict(kept))
 
 
-def labelled(draws: Draws, names: Sequence[str], lead: int) -> dict[str, np.ndarray]:
+def labeled(draws: Draws, names: Sequence[str], lead: int) -> dict[str, np.ndarray]:
     """Return every coordinate [*lead] of some sites by its label, such as w[3,0]."""
     found = {}
     for name in names:
@@ -103,7 +103,7 @@ def statistics(
         resampled: effective number of draws that the draws were resampled from.
     """
     az, found = import_arviz(), {}
-    for label, values in labelled(draws, names, 2).items():
+    for label, values in labeled(draws, names, 2).items():
         mean, sd = values.mean(), values.std()
         fourth = (((values - mean) / sd) ** 4).mean() if sd else 1.0
         of_mean, of_sd = (
@@ -167,8 +167,8 @@ def energy(x: np.ndarray, y: np.ndarray) -> Worst:
     Returns:
         The distance; its error is the distance between two halves of the reference.
     """
-    centre, unit = y.mean(0), y.std(0)
-    x, y = ((v - centre) / unit for v in (_thinned(x), _thinned(y)))
+    center, unit = y.mean(0), y.std(0)
+    x, y = ((v - center) / unit for v in (_thinned(x), _thinned(y)))
     return Worst(_distance(x, y), "", abs(_distance(y[::2], y[1::2])))
 
 

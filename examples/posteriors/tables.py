@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from binomial import HEART
-from lines import CENTRE, NES
+from lines import CENTER, NES
 from torch import Tensor
 
 from pyrofl import Federation, datasets, federations
@@ -140,7 +140,7 @@ def nes() -> Federation:
 def nes_sums() -> Federation:
     """8 elections, of which there are sums alone; see `lines.nes_sums`."""
     t = read("nes_1972_2000")
-    return sums(t, "year", t[list(NES)] - list(CENTRE), t["partyid7"])
+    return sums(t, "year", t[list(NES)] - list(CENTER), t["partyid7"])
 
 
 def radon_sums() -> Federation:

@@ -63,7 +63,7 @@ axes.errorbar(y, range(8), xerr=sigma, fmt="o", capsize=3)
 axes.set_yticks(range(8), data.names)
 axes.invert_yaxis()
 axes.set_xlabel("measured effect (test points) ± one standard error")
-axes.axvline(0, color="grey", linewidth=0.8)
+axes.axvline(0, color="gray", linewidth=0.8)
 plt.show()
 
 # %% [markdown]
@@ -171,7 +171,7 @@ print(run.status)
 # "converged" means that the last server steps (*aggregations*) changed nothing that matters: no mean and no standard deviation
 # changed by more than 0.01 posterior standard deviations. (The limit of 0.1% is for parameters without a distribution.)
 #
-# Move the slider. The circles and bars are medians and 95% intervals of the eight schools. The grey band is the 95% interval of
+# Move the slider. The circles and bars are medians and 95% intervals of the eight schools. The gray band is the 95% interval of
 # the effect in a new school, drawn from $N(\mu, \tau^2)$ with $\mu$ and $\tau$ from the posterior; the dashed line is its median.
 
 
@@ -180,8 +180,8 @@ def show(axes, t):
     now = seen[t]
     new = now["mu"] + now["tau"] * np.random.default_rng(0).normal(size=len(now["mu"]))
     low, middle, high = np.quantile(new, [0.025, 0.5, 0.975])
-    axes.axvspan(low, high, color="lightgrey", label="new school")
-    axes.axvline(middle, color="grey", linestyle="--")
+    axes.axvspan(low, high, color="lightgray", label="new school")
+    axes.axvline(middle, color="gray", linestyle="--")
     low, middle, high = np.quantile(now["theta"], [0.025, 0.5, 0.975], axis=0)
     axes.errorbar(middle, range(8), xerr=[middle - low, high - middle], fmt="o", label="school")
     axes.plot(y, range(8), "x", color="black", label="measurement")
@@ -250,7 +250,7 @@ table[["mean", "sd", "difference", "ratio"]].round(2)
 # %% [markdown]
 # `difference` is the federated mean minus the exact one, in exact posterior standard deviations; it should be near 0. `ratio` is
 # the federated standard deviation divided by the exact one; it should be near 1. The figure shows the two posteriors on the
-# left, centered at the exact mean, `difference` in the middle and `ratio` on the right. Dots in the grey bands count as agreement.
+# left, centered at the exact mean, `difference` in the middle and `ratio` on the right. Dots in the gray bands count as agreement.
 # The Monte Carlo error is the standard deviation of a `difference` that is due to the finite number of draws only.
 
 # %%

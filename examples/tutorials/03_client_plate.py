@@ -116,7 +116,7 @@ for name in ("common", "mine", "temperature"):
 # - `common` also has one number *per client*. A client cannot access the other clients, so it has its own copy.
 #   `shared="common"` declares that all copies are one parameter, and the method makes them agree.
 #
-# `figures.plates` draws a model: rounded boxes are sites, the grey one is observed; arrows are dependencies, and frames are
+# `figures.plates` draws a model: rounded boxes are sites, the gray one is observed; arrows are dependencies, and frames are
 # plates.
 
 # %%

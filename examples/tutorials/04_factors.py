@@ -179,7 +179,7 @@ def ellipse(axes, mean, covariance, **style):
 
 
 def show(axes, t):
-    ellipse(axes, np.zeros(2), np.eye(2), color="grey", linestyle=":", label="prior")
+    ellipse(axes, np.zeros(2), np.eye(2), color="gray", linestyle=":", label="prior")
     if t:
         server = {n: v.numpy() for n, v in states[t - 1].items()}
         for j, name in enumerate(data.names):
@@ -216,7 +216,7 @@ moving(show, range(len(states) + 1), size=(6, 4), title=caption)
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 across = np.linspace(-3, 3, 50)
 for b0, b1 in posterior.values.reshape(-1, 2)[:60]:
-    axes.plot(across, b0 + b1 * across, color="grey", alpha=0.2, linewidth=0.8)
+    axes.plot(across, b0 + b1 * across, color="gray", alpha=0.2, linewidth=0.8)
 for name, (x, y) in own_rows.items():
     axes.plot(x[:, 0], y, "o", label=name)
 axes.set_xlabel("x")

@@ -409,7 +409,7 @@ assert np.isclose(weight(30.0, 10.0, 2.0, 3.0), 4 / 103), (
 
 # %% tags=["hide-cell", "solution"]
 # The inverse of [[n, sum x], [sum x, sum x^2]] is proportional to [[sum x^2, -sum x], [-sum x, n]]. The correlation is
-# -mean(x) / sqrt(mean(x^2)): zero for centred x. Hence centring makes a mean-field guide exact here.
+# -mean(x) / sqrt(mean(x^2)): zero for centered x. Hence centering makes a mean-field guide exact here.
 
 
 def correlation(x):
@@ -419,7 +419,7 @@ def correlation(x):
 # %% tags=["hide-cell", "test"]
 inputs = np.array([2.0, 3.0, 7.0])
 inverse = np.linalg.inv(np.array([[3.0, inputs.sum()], [inputs.sum(), (inputs**2).sum()]]))
-assert np.isclose(correlation(inputs - 4), 0.0), "centred inputs: no correlation"
+assert np.isclose(correlation(inputs - 4), 0.0), "centered inputs: no correlation"
 assert correlation(inputs) < 0 < correlation(-inputs), (
     "mind the sign: for positive inputs, a larger slope needs a smaller intercept"
 )
@@ -435,7 +435,7 @@ assert np.isclose(correlation(inputs), inverse[0, 1] / (inverse[0, 0] * inverse[
 # 1. Make clinic 9 ordinary, with `ordinary = (np.zeros((5, 1)), clinics["clinic 9"][1] - 21)` and
 #    `mild = Federation.from_arrays(clinics | {"clinic 9": ordinary}).to("cpu", torch.float64)`. Which population does LOO
 #    prefer now? Read the warnings, too.
-# 2. Centre the inputs of the lines: `centred = replace(lines, x=lines.x - lines.x.mean())`. How does the result of the
+# 2. Center the inputs of the lines: `centered = replace(lines, x=lines.x - lines.x.mean())`. How does the result of the
 #    mean-field guide change, and why?
 # 3. A *normalizing flow* is a guide that transforms a normal variable by learned functions, so that it can be skewed. Use one
 #    for the clinics: `guide=guides.flow(2)` in `pvi.hierarchical`, with the normal population and `2 * rounds` rounds. Does the
@@ -457,14 +457,14 @@ other = checks.compare_loo(again, draws=draws, progress=False)
 print(other.filter(["elpd_diff", "dse"]).round(2))
 
 # %% tags=["hide-cell", "solution"]
-# 2. With centred x, intercept and slope are independent in the posterior, and the mean-field guide is exact.
-centred = replace(lines, x=lines.x - lines.x.mean())
-method = pvi.hierarchical(line, centred, shared="b", covariance="diagonal")
-b = pyrofl.fit(method, centred, rounds=rounds, progress=False).posterior(draws)["b"][:, 0]
+# 2. With centered x, intercept and slope are independent in the posterior, and the mean-field guide is exact.
+centered = replace(lines, x=lines.x - lines.x.mean())
+method = pvi.hierarchical(line, centered, shared="b", covariance="diagonal")
+b = pyrofl.fit(method, centered, rounds=rounds, progress=False).posterior(draws)["b"][:, 0]
 design = np.column_stack([np.ones(len(x)), x - x.mean()])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
-centred_ratio = float(b[:, 0].std()) / exact[0, 0] ** 0.5
-print(f"sd of b0 / exact sd: {centred_ratio:.2f}")
+centered_ratio = float(b[:, 0].std()) / exact[0, 0] ** 0.5
+print(f"sd of b0 / exact sd: {centered_ratio:.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 3. Hardly: the data of ten clinics determine tau well enough for a normal approximation of its logarithm. With less
@@ -481,5 +481,5 @@ if rounds == 25:
     assert table.index[0] == "Student-t"
     assert abs(other["elpd_diff"]["normal"]) < 2 * other["dse"]["normal"]
     assert other["largest_k"].max() > 0.7
-    assert abs(centred_ratio - 1) < 0.08
+    assert abs(centered_ratio - 1) < 0.08
     assert abs(float(tau.mean() / found["normal"]["tau"].mean()) - 1) < 0.1

@@ -146,7 +146,7 @@ def measured(family):
 
 
 families = {"normal": dist.Normal, "Student-t": lambda mu, sigma: dist.StudentT(2.0, mu, sigma)}
-fits, centre = {}, {}
+fits, center = {}, {}
 figure, panels = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
 for axes, (name, family) in zip(panels, families.items(), strict=True):
     method = pvi.hierarchical(measured(family), rough, shared="mu sigma")
@@ -155,14 +155,14 @@ for axes, (name, family) in zip(panels, families.items(), strict=True):
     axes.hist(table["pit"], 10, range=(0, 1), edgecolor="white")
     axes.set_title(f"{name} errors", fontsize=10)
     axes.set_xlabel("PIT of a row")
-    centre[name] = table["pit"].between(0.3, 0.7).mean()
-    print(f"{name} errors: fraction of rows with a PIT between 0.3 and 0.7: {centre[name]:.2f}")
+    center[name] = table["pit"].between(0.3, 0.7).mean()
+    print(f"{name} errors: fraction of rows with a PIT between 0.3 and 0.7: {center[name]:.2f}")
 panels[0].set_ylabel("rows")
 plt.show()
 
 # %% [markdown]
 # If the PIT is uniform, 0.4 of the rows lie between 0.3 and 0.7. With Student-t errors they do. With normal errors about 0.8 of the
-# rows do: most rows are closer to the centre than predicted, because a few extreme rows inflate the estimated standard deviation.
+# rows do: most rows are closer to the center than predicted, because a few extreme rows inflate the estimated standard deviation.
 #
 # ## 3. Check the probabilities of a classifier
 #
@@ -199,8 +199,8 @@ for name, run in runs.items():
 
 # %% tags=["remove-cell"]
 if replications == 200:
-    assert 0.75 < centre["normal"] < 0.85
-    assert abs(centre["Student-t"] - 0.4) < 0.1
+    assert 0.75 < center["normal"] < 0.85
+    assert abs(center["Student-t"] - 0.4) < 0.1
     binned = [run.calibration().rows.flatten() for run in runs.values()]
     assert all(rows[-1] >= 0.8 * rows.sum() and len(rows) == 15 for rows in binned)
     assert np.max([*calibration_errors.values()]) < 0.05

@@ -142,14 +142,14 @@ assert path[0][2].tolist() == [0.5, 2.4]
 assert path[1][0] == by_hand
 
 # %% [markdown]
-# Move the slider. The grey line is the server's $w$; crosses are the means of the clients' rows.
+# Move the slider. The gray line is the server's $w$; crosses are the means of the clients' rows.
 
 # %%
 grid = np.linspace(-1.5, 4.5, 400)
 
 
-def bell(centre, sd):
-    return np.exp(-0.5 * ((grid - centre) / sd) ** 2) / sd / np.sqrt(2 * np.pi)
+def bell(center, sd):
+    return np.exp(-0.5 * ((grid - center) / sd) ** 2) / sd / np.sqrt(2 * np.pi)
 
 
 def show(axes, t):
@@ -160,7 +160,7 @@ def show(axes, t):
             grid, bell(w, tau[j] ** -0.5), color, linestyle=":", label=f"client {j + 1}, prior"
         )
         axes.plot(mean[j], 0, "x", color=color)
-    axes.axvline(w, color="grey", label="server, w")
+    axes.axvline(w, color="gray", label="server, w")
     axes.set_ylim(0, 2.4)
     axes.set_xlabel("length")
     axes.set_ylabel("density")
@@ -264,10 +264,10 @@ assert (bounded[-1][1] < 2).all()
 rng = np.random.default_rng(0)
 
 
-def rows(count, centre):
-    """Return `count` rows with sample mean `centre`."""
+def rows(count, center):
+    """Return `count` rows with sample mean `center`."""
     y = rng.normal(size=count)
-    return np.ones((count, 1)), y - y.mean() + centre
+    return np.ones((count, 1)), y - y.mean() + center
 
 
 data = Federation.from_arrays({"client 1": rows(4, 1.0), "client 2": rows(16, 3.0)}).to(

@@ -89,8 +89,8 @@ plt.show()
 # ## Accuracy of all mixtures in each round
 #
 # Each corner of the triangle is the model of one client after its local training. A point inside is a weighted mean of the three
-# sets of *weights*: `mix` computes the models of many points. All clients have 100 rows, so the centre is the model of FedAvg. The
-# colour is the accuracy of a model on test rows of all classes. `predictions(net, models, x)` returns the probabilities of the
+# sets of *weights*: `mix` computes the models of many points. All clients have 100 rows, so the center is the model of FedAvg. The
+# color is the accuracy of a model on test rows of all classes. `predictions(net, models, x)` returns the probabilities of the
 # classes, [models, rows, classes]. Move the slider to see all rounds.
 
 # %%
@@ -163,7 +163,7 @@ moving(
 
 # %% [markdown]
 # A model at a corner is most accurate on the main class of its client, and those of A and C misclassify nearly all rows of each
-# other's main class. So the accuracy over all classes is low, below 70%. The circle in the centre is the model of FedAvg. The
+# other's main class. So the accuracy over all classes is low, below 70%. The circle in the center is the model of FedAvg. The
 # star is the best mixture; it is selected on the test rows, so it is not available in practice.
 #
 # ## Average the predictions of many mixtures
@@ -224,7 +224,7 @@ for name, value in nll.items():
 # %% [markdown]
 # The inequality holds; FedAvg is about as good as the averaged predictions, in NLL as in accuracy.
 #
-# How far from the centre are the mixtures? In a symmetric Dirichlet distribution with parameter $\alpha$ and $K$ clients, each
+# How far from the center are the mixtures? In a symmetric Dirichlet distribution with parameter $\alpha$ and $K$ clients, each
 # client's weight has (a known property of the distribution)
 #
 # $$\text{mean } \frac1K, \qquad \text{variance } \frac{\frac1K\big(1 - \frac1K\big)}{K\alpha + 1}.$$
@@ -290,7 +290,7 @@ if seeds == 20:
     assert gains.max() > 10
 
 # %% [markdown]
-# Some mixtures are much more accurate than the centre, but they were selected on the test rows. The ensemble of random mixtures is
+# Some mixtures are much more accurate than the center, but they were selected on the test rows. The ensemble of random mixtures is
 # more accurate than FedAvg in about half of the seeds, and the mean difference is smaller than its standard error: these
 # experiments do not show an improvement. **The result of a single seed can lie anywhere in the histogram**, from less than -12 to
 # more than +10 points, so a difference of 5 points in one run is no evidence.
@@ -416,7 +416,7 @@ assert np.isclose(spread(1.0, 2), 12**-0.5), (
     "two clients, alpha 1: uniform on 0 to 1, with standard deviation 12^(-1/2)"
 )
 assert np.isclose(spread(0.5, 3), (2 / 9 / 2.5) ** 0.5), "expected the root of the variance"
-assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the centre"
+assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the center"
 
 # %% [markdown]
 # ## Explore
@@ -424,23 +424,23 @@ assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the c
 # Choose one question; the minutes above include one.
 #
 # 1. Train the clients for 10 local epochs instead of 2: `fedbe.build(net, **(how | {"epochs": 10}))`, with the data of the
-#    triangle, `data` and `test`. How does the accuracy at the centre of the triangle change?
+#    triangle, `data` and `test`. How does the accuracy at the center of the triangle change?
 # 2. Draw 100 mixtures of the models `uploads[-1]` with $\alpha = 5$ instead of 0.5. Where in the triangle do they lie? Compare the
 #    accuracy of their averaged predictions, the function `averaged`, with that of FedAvg, for some seeds.
 # 3. Use `distil_lr=1e-4` and `distil_lr_end=1e-4`. Which accuracy does the student reach?
 
 # %% tags=["hide-cell", "solution"]
 # 1. The clients' models differ more after ten epochs, so one might expect a lower accuracy of the mean of weights. Here the
-# opposite happens: two epochs were too few, and with ten the accuracy at the centre rises from 80% to 96%.
+# opposite happens: two epochs were too few, and with ten the accuracy at the center rises from 80% to 96%.
 longer = pyrofl.fit(
     fedbe.build(net, **(how | {"epochs": 10})), data, rounds=rounds, progress=False
 ).state
-centre = mix(torch.full((1, 3), 1 / 3), role("w", longer.message))
-print(f"centre: {100 * averaged(centre):.1f}%")
+center = mix(torch.full((1, 3), 1 / 3), role("w", longer.message))
+print(f"center: {100 * averaged(center):.1f}%")
 
 # %% tags=["hide-cell", "solution"]
-# 2. Near the centre: the standard deviation of a weight is 0.12 instead of 0.30. So the averaged predictions are nearly those of
-# the model at the centre, FedAvg, for all seeds; with alpha = 0.5 they depend on the draws.
+# 2. Near the center: the standard deviation of a weight is 0.12 instead of 0.30. So the averaged predictions are nearly those of
+# the model at the center, FedAvg, for all seeds; with alpha = 0.5 they depend on the draws.
 for alpha in (0.5, 5.0):
     found = []
     for seed in range(5):
@@ -459,7 +459,7 @@ print(f"student: {unfinished:.3f}")
 # %% tags=["remove-cell"]
 assert [round(spread(alpha, 3), 2) for alpha in (5.0, 0.5)] == [0.12, 0.3]
 if rounds == 10:
-    assert abs(averaged(centre) - 0.96) < 0.015
+    assert abs(averaged(center) - 0.96) < 0.015
     assert max(found) - min(found) < 0.02
     assert abs(np.mean(found) - fractions["FedAvg (mean of weights)"]) < 0.02
     assert unfinished <= students["FedAvg"]["global"] + 0.01

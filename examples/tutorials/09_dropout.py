@@ -78,7 +78,7 @@ assert round(0.9 / (1 - 0.9), 6) == 9
 #
 # $$\text{KL} = \frac12 \log \frac{1 + \alpha}{\alpha} = \frac12 \log(1 + 1/\alpha).$$
 #
-# It decreases with $\alpha$ without a minimum, so the KL term always favours more dropout. Only the likelihood limits
+# It decreases with $\alpha$ without a minimum, so the KL term always favors more dropout. Only the likelihood limits
 # $\alpha$. If a weight does not affect the likelihood, its $\alpha$ grows without bound.
 
 # %%
@@ -86,7 +86,7 @@ alpha = np.logspace(-3, 3, 200)
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 axes.semilogx(alpha, 0.5 * np.log(1 + 1 / alpha))
 for p in (0.1, 0.5, 0.9):
-    axes.axvline(p / (1 - p), linestyle=":", color="grey")
+    axes.axvline(p / (1 - p), linestyle=":", color="gray")
     axes.text(p / (1 - p), 3, f" p = {p}", fontsize=8)
 axes.set_xlabel("alpha")
 axes.set_ylabel("KL divergence per weight (nats)")
@@ -295,7 +295,7 @@ assert np.isclose(rate(-1.0, 9.0), 0.9), "the sign of the mean does not matter"
 # Write `slope(alpha)`: the derivative of the KL divergence with respect to $\alpha$. Is it ever zero?
 
 # %% tags=["hide-cell", "solution"]
-# KL = (log(1 + alpha) - log(alpha)) / 2. The derivative is negative for every alpha: the KL term always favours more dropout.
+# KL = (log(1 + alpha) - log(alpha)) / 2. The derivative is negative for every alpha: the KL term always favors more dropout.
 
 
 def slope(alpha):

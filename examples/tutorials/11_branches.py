@@ -143,7 +143,7 @@ print(
 )
 nearest = (apart + 9 * torch.eye(10)).argmin(1)
 print(
-    "clients with their nearest neighbour in the same pair:",
+    "clients with their nearest neighbor in the same pair:",
     int((pair[nearest] == pair).sum()),
     "of 10",
 )
@@ -292,14 +292,14 @@ assert np.allclose(at, [2.0, 3.0]), (
 # %% [markdown]
 # ### Exercise 3 (advanced, 3 points)
 #
-# Write `neighbours(alpha)`: for each client, the number of the *other* client whose branch weights have the smallest Euclidean
+# Write `neighbors(alpha)`: for each client, the number of the *other* client whose branch weights have the smallest Euclidean
 # distance to its own. Clients are counted from 0. `alpha` has the shape [clients, branches].
 
 # %% tags=["hide-cell", "solution"]
 # Exclude the client: its distance to itself is zero.
 
 
-def neighbours(alpha):
+def neighbors(alpha):
     distance = ((alpha[:, None] - alpha[None]) ** 2).sum(2)
     np.fill_diagonal(distance, np.inf)
     return distance.argmin(1)
@@ -307,11 +307,11 @@ def neighbours(alpha):
 
 # %% tags=["hide-cell", "test"]
 weights = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
-assert np.asarray(neighbours(weights)).tolist() == [2, 3, 0, 1], (
-    "expected the nearest other client: a client is not its own neighbour; count from 0"
+assert np.asarray(neighbors(weights)).tolist() == [2, 3, 0, 1], (
+    "expected the nearest other client: a client is not its own neighbor; count from 0"
 )
 weights = np.array([[0.6, 0.4], [0.5, 0.5], [1.0, 0.0]])
-assert np.asarray(neighbours(weights)).tolist() == [1, 0, 0], (
+assert np.asarray(neighbors(weights)).tolist() == [1, 0, 0], (
     "compare distances: the product of branch weights favors a client with one large weight"
 )
 

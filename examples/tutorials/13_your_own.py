@@ -333,31 +333,31 @@ if full:
 # ## Personal models, and which model to evaluate
 #
 # So far all clients shared one weight vector, which fits the faulty laboratory badly. Now each client has a personal vector close
-# to the server's `centre`. The prior reads it from `received`, the tensors that the server sent. `init_client` creates the client
+# to the server's `center`. The prior reads it from `received`, the tensors that the server sent. `init_client` creates the client
 # state, `local`, which stays on the client: the tensors of its guide. `upload` sends only the mean.
 #
 # Two models can now be evaluated. `views` names them: functions of `received` and `local` that return the tensors with which a client
-# predicts. The personal model uses the client's guide; the global model replaces its mean by `centre`.
+# predicts. The personal model uses the client's guide; the global model replaces its mean by `center`.
 
 
 # %%
 def near(received, local, batch):
     with batch.clients():
-        w = pyro.sample("w", dist.Normal(received["centre"], 0.5).to_event(1))
+        w = pyro.sample("w", dist.Normal(received["center"], 0.5).to_event(1))
         with batch.rows():
             pyro.sample("y", dist.Normal((w * batch.x).sum(-1), 0.3), obs=batch.y)
 
 
 views = {
     "personal": lambda received, local: local,
-    "global": lambda received, local: local | {"mu/w": received["centre"]},
+    "global": lambda received, local: local | {"mu/w": received["center"]},
 }
 personal = replace(
     mine("median"),
-    init=lambda generator, clients: {"centre": torch.zeros(2)},
-    init_client=lambda received, cohort, generator: q.start({"w": received["centre"]}),
+    init=lambda generator, clients: {"center": torch.zeros(2)},
+    init_client=lambda received, cohort, generator: q.start({"w": received["center"]}),
     model=near,
-    upload=lambda received, local: {"centre": local["mu/w"]},
+    upload=lambda received, local: {"center": local["mu/w"]},
     views=views,
 )
 tested = {name: (*rows, *laboratory(name == "west")) for name, rows in labs.items()}

@@ -94,7 +94,7 @@ class PhaseRun:
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
         for step in self.steps:
-            narrow(step.optimiser, active)
+            narrow(step.optimizer, active)
         self.forget()
 
     def forget(self) -> None:
@@ -195,14 +195,14 @@ class AcceleratedStep:
         self.run: PhaseRun = proxy(run)
         self.step, self.names = step, step.names
         self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
-        self.optimiser = optimizer_of(step.optim, [*self.params.values()])
+        self.optimizer = optimizer_of(step.optim, [*self.params.values()])
         self.total = torch.zeros_like(run.cohort.size)
         self.first = torch.full_like(self.total, torch.nan)
         self.waiting = True  # for the first step
         programs = run.method.model, run.method.guide
         values, whole = (*programs, step.loss, step.optim, step.num_steps), run.phase.batch is None
         self.executor = Recorder(self.names, values, whole, run.noise)
-        self.executor.numbers = partial(numbers, self.optimiser)
+        self.executor.numbers = partial(numbers, self.optimizer)
         self.plain = self._begins()
 
     def _begins(self) -> bool:
@@ -212,7 +212,7 @@ class AcceleratedStep:
         states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
         for name, state in states.items():
             if state:
-                self.optimiser.state[self.params[name]] = state
+                self.optimizer.state[self.params[name]] = state
         return None not in states.values()
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
@@ -232,7 +232,7 @@ class AcceleratedStep:
     def touched(self) -> Touch:
         """Return the tensors that this step modifies, those that others modify, and constants."""
         active = len(next(iter(self.params.values())))
-        state = self.optimiser.state
+        state = self.optimizer.state
         states = {f"{m} of {n}": v for n, p in self.params.items() for m, v in state[p].items()}
         moving = {n: p.detach() for n, p in self.params.items()}
         moving |= {n: v for n, v in states.items() if torch.is_tensor(v)}
@@ -252,11 +252,11 @@ class AcceleratedStep:
         moving, ones = list(leaves.values()), run.ones[: len(loss)]
         grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):
-            if p.dim() and not self.optimiser.state.get(p):
+            if p.dim() and not self.optimizer.state.get(p):
                 self._lay_out(name, p, grad)
             # Fused optimizers of torch require the same memory layout of both.
             p.grad = grad if same_layout(grad, p) else torch.empty_like(p).copy_(grad)
-        self.optimiser.step()
+        self.optimizer.step()
         for p in params.values():
             p.grad = None  # so that the next gradients reuse this memory, still in the cache
         self._note(loss.detach())
@@ -272,7 +272,7 @@ class AcceleratedStep:
         """Change a large parameter's memory layout to its gradient's, for fused optimizers."""
         run = self.run
         others = [step for step in run.steps if name in step.params]
-        if any(step.optimiser.state.get(step.params[name]) for step in others):
+        if any(step.optimizer.state.get(step.params[name]) for step in others):
             return  # another optimizer's state has the current layout
         strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
         if strides != p.stride() and p[0].numel() >= LARGE:  # or a copy of the gradient is cheap

@@ -178,11 +178,11 @@ def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of values [S] adjusted by a control variate, and the residuals."""
-    centred = control - control.mean()
-    spread = centred.square().sum()
-    slope = (value * centred).sum() / spread if spread > 0 else spread
+    centered = control - control.mean()
+    spread = centered.square().sum()
+    slope = (value * centered).sum() / spread if spread > 0 else spread
     mean = value.mean() - slope * control.mean()
-    return mean, value - value.mean() - slope * centred
+    return mean, value - value.mean() - slope * centered
 
 
 def _log_likelihood(said: Pointwise, shared: str) -> Tensor:

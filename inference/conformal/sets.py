@@ -28,7 +28,7 @@ from pyrofl.inference.evaluation.predictions import (
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.returned import calling
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ it depends on x alone; or class -> weight, where it depends on the class alone."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class PredictionSets(Summarised):
+class PredictionSets(Summarized):
     """Prediction sets (of classes) or prediction intervals (of numbers) for N rows.
 
     Attributes:
@@ -97,7 +97,7 @@ class PredictionSets(Summarised):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Conformal(Summarised):
+class Conformal(Summarized):
     """Fitted run with calibrated prediction sets.
 
     Attributes:

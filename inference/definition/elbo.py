@@ -52,8 +52,8 @@ class Elbo:
         bare = all(is_point(site["fn"]) for _, site in latent(q))
         pulls: list[tuple[Any, Tensor]] = []  # points with spherical priors
         for name, site in latent(q):
-            reparametrised = site["fn"].has_rsample
-            if reparametrised and not callable(kl) and kl == 0:
+            reparametrized = site["fn"].has_rsample
+            if reparametrized and not callable(kl) and kl == 0:
                 continue
             partner = p.nodes.get(name)
             prior = partner["fn"] if bare and partner is not None else None
@@ -63,7 +63,7 @@ class Elbo:
                 partner = None
             log_q, log_ratio = log_densities(site, partner, self.analytic)
             costs.append(weight * log_ratio)
-            if not reparametrised:
+            if not reparametrized:
                 scores.append(log_q)
         costs += [weight * distance for distance in pulled(pulls)]
         value: Tensor = reduce(torch.add, (per_draw(cost, clients, drawn) for cost in added(costs)))
@@ -95,14 +95,14 @@ class Seen:
 
     loss: Loss
     view: Look
-    centre: Look | None = None
+    center: Look | None = None
 
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return each client's loss, [C], computed from transformed tensors."""
-        centre = self.centre(received, local) if self.centre else received
-        return self.loss(model, guide, centre, self.view(received, local), batch)
+        center = self.center(received, local) if self.center else received
+        return self.loss(model, guide, center, self.view(received, local), batch)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def elbo(
     The loss of a client is the sum of -log p(y | w) over its rows, plus kl times the KL divergence.
 
     With the delta guide and a normal prior with one fixed scale, as that of `proximal`, the KL
-    divergence is half the squared distance from the centre in units of the scale, without
+    divergence is half the squared distance from the center in units of the scale, without
     constants.
 
     Args:

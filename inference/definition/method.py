@@ -30,7 +30,7 @@ from pyrofl.inference.definition.optim import Optim
 from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.recipes import rebuild
 from pyrofl.returned import as_numbers, as_tensors, calling
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
 ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
@@ -161,7 +161,7 @@ class View:
 
 
 @dataclass(frozen=True, repr=False)
-class Method(Pickled, Summarised):
+class Method(Pickled, Summarized):
     """Federated method: Pyro model and guide, local training, messages and aggregation.
 
     Attributes:

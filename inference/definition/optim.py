@@ -124,13 +124,13 @@ class Clipped:
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
         """Create an optimizer with gradient clipping for the given tensors."""
-        optimiser = self.make(params)
-        optimiser.register_step_pre_hook(self.clip)
-        return optimiser
+        optimizer = self.make(params)
+        optimizer.register_step_pre_hook(self.clip)
+        return optimizer
 
-    def clip(self, optimiser: Optimizer, *_: Any) -> None:
+    def clip(self, optimizer: Optimizer, *_: Any) -> None:
         """Scale each client's gradient down to the maximum norm, before an optimizer step."""
-        moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
+        moving = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         norms = [torch.linalg.vector_norm(p.grad.reshape(len(p), -1), dim=1) for p in moving]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor = (self.norm / (norm + 1e-6)).clamp(max=1)
@@ -173,12 +173,12 @@ def numbers(optimizer: Optimizer) -> list[Any]:
     return [v for v in values if not torch.is_tensor(v)]
 
 
-def narrow(optimiser: Optimizer, clients: int) -> None:
+def narrow(optimizer: Optimizer, clients: int) -> None:
     """Restrict an optimizer's stacked tensors and state to the first `clients` clients."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         for p in group["params"]:
             p.data = p.data[:clients]
             p.grad = None
-            for name, value in optimiser.state[p].items():
+            for name, value in optimizer.state[p].items():
                 if torch.is_tensor(value) and value.dim():
-                    optimiser.state[p][name] = value[:clients]
+                    optimizer.state[p][name] = value[:clients]

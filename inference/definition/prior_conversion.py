@@ -30,7 +30,7 @@ PriorFunction = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution
 """(name, shape, received, local, batch) -> distribution with event shape `shape`."""
 
 LocationScale = Callable[[Tensor, Tensor], TorchDistribution]
-"""(loc, scale) -> distribution: family of a prior; the method provides centre and scale."""
+"""(loc, scale) -> distribution: family of a prior; the method provides center and scale."""
 
 PriorFamily = LocationScale | TorchDistribution | ByName
 """Family of a prior whose location and scale the method provides; see `as_family`."""

@@ -28,7 +28,7 @@ from pyrofl.inference.definition.prior_conversion import (
 )
 from pyrofl.inference.definition.spherical import spherical
 from pyrofl.nets import Forward, Network
-from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, role
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
     "without_parameters",
 ]
 
-DECENTRED = "_decentred"  # ends the name of the standard normal of a site that was centred
+DECENTERED = "_decentered"  # ends the name of the standard normal of a site that was centered
 FREED = "_unconstrained"  # ends the name of a site whose support depended on other sites or data
 
 Program = Callable[[Tensors, Tensors, Batch], object]
@@ -93,14 +93,14 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 
 
 def around(
-    family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
+    family: LocationScale, center: Tensor, scale: Tensor, group: object = None
 ) -> TorchDistribution:
     """Return a prior of a location-scale family, centered at [C, 1, *p], with scales [C, 1].
 
     Parameters of one `group` have the same scale.
     """
-    axes = centre.dim() - scale.dim()
-    fn = family(centre, scale.reshape(*scale.shape, *(1,) * axes))
+    axes = center.dim() - scale.dim()
+    fn = family(center, scale.reshape(*scale.shape, *(1,) * axes))
     return spherical(fn, axes, group) if type(fn) is dist.Normal and axes else as_event(fn, axes)
 
 
@@ -120,12 +120,12 @@ class Proximal:
     ) -> TorchDistribution:
         """Return the prior distribution of the network parameter `name`."""
         scale = (self.strength * batch.size).rsqrt()[:, None]
-        if (centre := received.get(f"{self.loc}/{name}")) is None:
+        if (center := received.get(f"{self.loc}/{name}")) is None:
             raise ValueError(
-                f"parameter {name} has no centre for its proximal prior, as it is not received; "
+                f"parameter {name} has no center for its proximal prior, as it is not received; "
                 "use priors.by_name with another prior for parameters that stay on the client"
             )
-        return around(self.family, centre, scale, group=self)
+        return around(self.family, center, scale, group=self)
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
@@ -250,7 +250,7 @@ def of_network(
     return lambda program: Supervised(*parts, program, written_for=parts)
 
 
-def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:
+def sample_noise(noisy: Reparametrized, data: Batch, of_rows: bool) -> Tensors:
     """Sample the noise of a network with random layers, without adding to the log density.
 
     Args:
@@ -278,7 +278,7 @@ class Guide:
 
     Attributes:
         program: the Pyro guide.
-        start: values [*p] or [C, *p] of the sites' centres -> local parameters. The basic and
+        start: values [*p] or [C, *p] of the sites' centers -> local parameters. The basic and
             correlated families accept standard deviations as second argument.
         moments: mean and variance of every site, for closed forms.
         names: patterns of its local parameters.

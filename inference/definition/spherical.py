@@ -90,8 +90,8 @@ class HalfSquares(torch.autograd.Function):
         ctx.sizes = [v[0].numel() for v in values]
         ctx.differences = values[0].new_empty(len(values[0]), sum(ctx.sizes))
         parts = ctx.differences.split(ctx.sizes, 1)
-        for value, centre, part in zip(values, centers, parts, strict=True):
-            torch.sub(value, centre, out=part.view(value.shape))
+        for value, center, part in zip(values, centers, parts, strict=True):
+            torch.sub(value, center, out=part.view(value.shape))
         length: Tensor = torch.linalg.vector_norm(ctx.differences, dim=1, keepdim=True)
         return length.square() / 2
 

@@ -15,7 +15,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.client_states import ClientStates
 from pyrofl.returned import as_tensors, calling
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors, size_in_bytes, unwritten
 
 ROWS_BYTES = 200_000_000  # stacked rows of a vectorized batch of clients, including padding
@@ -25,7 +25,7 @@ nobody = partial(torch.zeros, 0, dtype=torch.long)
 
 
 @dataclass(frozen=True, repr=False)
-class RoundState(Summarised):
+class RoundState(Summarized):
     """State of a run after a round, from which `federate` can resume with bitwise equal results.
 
     Attributes:

@@ -26,7 +26,7 @@ from pyrofl.inference.evaluation.predict import Prediction, answers, predict, pr
 from pyrofl.inference.evaluation.prepare import pooled_name, untrained
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.returned import calling
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors, join_up
 from pyrofl.turns import synchronized
 
@@ -40,7 +40,7 @@ Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Scores(Summarised, EvaluationSpec):
+class Scores(Summarized, EvaluationSpec):
     """Evaluation metrics of a model for each client, with the settings of the evaluation.
 
     Attributes:

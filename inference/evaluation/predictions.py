@@ -30,7 +30,7 @@ from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions, default_model
 from pyrofl.inference.monitoring.status import trained_by
 from pyrofl.metrics import entropies
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors, generator, lent, matches
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
@@ -50,7 +50,7 @@ class PredictionOptions(ModelOptions, total=False):
 
 
 @dataclass(frozen=True, repr=False)
-class Predictions(Summarised):
+class Predictions(Summarized):
     """Predictive distributions of N new rows for one client.
 
     Attributes:
@@ -235,7 +235,7 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
     if preparation and (far := preparation.find_outlier(rows)):
         row, column, off = far
         warn_user(
-            f"{what}: column {column.name} holds {off * column.scale + column.centre:.6g} in row "
+            f"{what}: column {column.name} holds {off * column.scale + column.center:.6g} in row "
             f"{row}, {abs(off):.3g} standard deviations from its mean in training; predictions so "
             "far from all training rows are unreliable"
         )

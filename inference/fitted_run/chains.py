@@ -21,7 +21,7 @@ from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.hypotheses import hypotheses
 from pyrofl.inference.posteriors.summary import summarize
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors
 
 Fitting = Method | Callable[[int], Method]
@@ -47,7 +47,7 @@ class FitOptions(LoopOptions, total=False):
 
 
 @dataclass(frozen=True, repr=False)
-class Chains(Summarised, Sequence[Run]):
+class Chains(Summarized, Sequence[Run]):
     """Sequence of fitted runs with different seeds, as returned by `fit(seeds=4)`.
 
     R-hat of `arviz.summary(chains.to_arviz())` compares fits started from different seeds (and,

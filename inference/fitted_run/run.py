@@ -42,7 +42,7 @@ from pyrofl.inference.posteriors.optimum import optimum
 from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.inference.posteriors.widths import unlearned_widths
 from pyrofl.metrics import Bins
-from pyrofl.summaries import Summarised, picture
+from pyrofl.summaries import Summarized, picture
 from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 
 
 @dataclass(repr=False)
-class Run(Pickled, Summarised):
+class Run(Pickled, Summarized):
     """Fitted method with its final state, round records and scores, as returned by `fit`.
 
     Attributes:

@@ -130,14 +130,14 @@ class ClientAxes:
 
         The group is constant_data.
 
-        If x was computed from a table, also the centre and scale of each column.
+        If x was computed from a table, also the center and scale of each column.
         """
         rows = torch.cat([self.data.train[i] for i in self.ids.tolist()])
         x = self.data.x[rows.to(self.data.x.device)]
         named = "x" not in self.dims and list(x.shape[1:]) == [len(labels(self.data)["feature"])]
         preparation = self.data.source.preparation if named and self.data.source else None
         scales = (
-            {"feature_centre": preparation.centre, "feature_scale": preparation.scale}
+            {"feature_center": preparation.center, "feature_scale": preparation.scale}
             if preparation
             else {}
         )

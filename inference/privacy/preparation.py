@@ -32,7 +32,7 @@ def _standardized(method: Method, data: Federation) -> str:
     source = data.source
     preparation = source.preparation if source else None
     names = (
-        [column.name for column in preparation.columns if column.is_standardised]
+        [column.name for column in preparation.columns if column.is_standardized]
         if preparation
         else []
     )
@@ -41,7 +41,7 @@ def _standardized(method: Method, data: Federation) -> str:
             f"{listed(names)} of x were standardized by sums over the clients' rows; expected "
             "scaling='none' (--scaling none) and columns scaled by constants known beforehand"
         )
-    if source and source.is_standardised:
+    if source and source.is_standardized:
         return (
             f"the target {source.target} was standardized by sums over the clients' rows; expected "
             "a likelihood with known noise (--likelihood normal:SD), and a target scaled by "

@@ -5,7 +5,7 @@ A normal site z ~ N(loc, s), whose location and scale may depend on other sites,
     w = (z - loc) / s^(1 - c)
 
 with c of each coordinate between 0 (non-centered) and 1 (centered, up to a shift), as in Gorinova,
-Moore and Hoffman, "Automatic Reparameterisation of Probabilistic Programs", ICML 2020. If the rows
+Moore and Hoffman, "Automatic Reparameterization of Probabilistic Programs", ICML 2020. If the rows
 determine z with the precision h, the variance of the non-centered w given all other sites is
 1 / (1 + h s^2) = 1 - c, which is estimated from draws. Other sites are unconstrained by the
 transform of their support.

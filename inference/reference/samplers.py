@@ -213,7 +213,7 @@ def nuts(
 
 @checked
 @synchronized
-def centralised(
+def centralized(
     model: Method | Program,
     data: Federation,
     draws: Count = 1000,
@@ -259,13 +259,13 @@ def centralised(
         elbo: Any = Trace_ELBO(num_particles, max_plate_nesting=2, vectorize_particles=True)
         objective = elbo(joint, q)
         objective()  # creates the guide's parameters
-        optimiser = torch.optim.Adam(objective.parameters(), lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        optimizer = torch.optim.Adam(objective.parameters(), lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for _ in range(steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = objective()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             schedule.step()
         with torch.no_grad():
             traces = [poutine.trace(q).get_trace() for _ in range(draws)]

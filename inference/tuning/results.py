@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from pyrofl.choices import Metric
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,7 +66,7 @@ class Margin:
 
 
 @dataclass(frozen=True, repr=False)
-class TuningResult(Summarised):
+class TuningResult(Summarized):
     """Result of a hyperparameter search: all settings, all trials, and the chosen setting.
 
     Attributes:

@@ -58,9 +58,9 @@ class WatchedStep:
 
     def optim(self, params: list[Tensor]) -> Optimizer:
         """Create the gradient step's optimizer, with a hook that records nonzero gradients."""
-        optimiser = optimizer_of(self.step.optim, params)
-        optimiser.register_step_pre_hook(partial(self._note, params))
-        return optimiser
+        optimizer = optimizer_of(self.step.optim, params)
+        optimizer.register_step_pre_hook(partial(self._note, params))
+        return optimizer
 
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -76,10 +76,10 @@ class WatchedStep:
             )
         self.moved = [
             n for n in local if matches(n, self.step.names)
-        ]  # first those of the optimiser
+        ]  # first those of the optimizer
         return value
 
-    def _note(self, params: Sequence[Tensor], optimiser: Optimizer, *_: Any) -> None:
+    def _note(self, params: Sequence[Tensor], optimizer: Optimizer, *_: Any) -> None:
         for p, name in zip(params, self.moved, strict=False):
             if name not in self.names:
                 self.names.append(name)

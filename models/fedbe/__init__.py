@@ -2,7 +2,7 @@
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021.
 
-    p(y | x, w) = Categorical(logits=net(x; w))           clients maximise it: q(w_i) = Delta
+    p(y | x, w) = Categorical(logits=net(x; w))           clients maximize it: q(w_i) = Delta
     p(w | D)    = Normal(mu, Sigma_diag) eq. 5, or eq. 7: gamma ~ Dirichlet(alpha),
                   w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i                        eq. 6
     p(y | x, D) = integral of p(y | x, w) p(w | D) dw                                  eq. 3
@@ -20,7 +20,7 @@ gives the student, a point.
 
 Related methods are settings:
 
-    v-Distillation   teachers="C", distil="sgd", whose phat_u are squared and normalised
+    v-Distillation   teachers="C", distil="sgd", whose phat_u are squared and normalized
     FedBE w/o SWA    distil="sgd"
     1-Ensemble       teachers="C", distil="none" and one round of many epochs, view "ensemble":
                      no client sees an average of models
@@ -35,7 +35,7 @@ the clients'.
 Departures from the paper: clients' rows are not augmented, the server's only by `augment`;
 networks have GroupNorm instead of BatchNorm; defaults of the clients' training are FedAvg's here
 (on CIFAR the paper has epochs=20, batch=40, weight_decay=1e-3, decay=True). The code scales the
-standard deviation by 0.1 (`std_scale`), samples normalised updates around the previous model,
+standard deviation by 0.1 (`std_scale`), samples normalized updates around the previous model,
 collects at a constant learning rate and divides the loss by the number of classes; here it is as
 the paper has it, the start of SWA scaled to the number of steps. Probabilities are squared for
 v-Distillation alone, as in the paper, where the code does so for every kind: on digits with two
@@ -174,7 +174,7 @@ def build(
     if on == "fedprox":
         if "prior" in training:
             raise ValueError("prior is given with on='fedprox'; expected mu, as that is its prior")
-        method = fedprox.build(net, mu=mu, **cast("fedavg.CentredTraining", training))
+        method = fedprox.build(net, mu=mu, **cast("fedavg.CenteredTraining", training))
     elif on == "fedavgm":
         lr = 1 - server_momentum
         method = fedavgm.build(net, server_lr=lr, server_momentum=server_momentum, **training)

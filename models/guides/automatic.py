@@ -107,23 +107,23 @@ def converted(
     def program(received: Tensors, local: Tensors, batch: Batch) -> Any:
         return run(role(name, local), received, local, batch)
 
-    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
+    def start(center: Tensors, sd: Tensors | None = None) -> Tensors:
         """Return initial parameters; sites with a parameter for their center start as given."""
         if sd is not None:
             raise ValueError(
                 "a guide of Pyro cannot start at given standard deviations, as this method needs; "
                 "expected a family such as guides.mean_field"
             )
-        if lacking := sorted(centre.keys() - sites.keys()):
+        if lacking := sorted(center.keys() - sites.keys()):
             raise ValueError(
                 f"guide samples {', '.join(sorted(main))} and not {lacking[0]}; expected a guide "
                 "with the sites of this model"
             )
         lead = Size()
-        for site, value in centre.items():
+        for site, value in center.items():
             lead = value.shape[: value.dim() - sites[site]["fn"].event_dim]
         spread = {n: v.expand((*lead, *v.shape)) for n, v in values.items()}
-        at = {centers[site]: value for site, value in centre.items() if site in centers}
+        at = {centers[site]: value for site, value in center.items() if site in centers}
         return under(name, spread | at)
 
     main = {n for n, site in sites.items() if not site["infer"].get("is_auxiliary")}

@@ -25,7 +25,7 @@ Family = Callable[..., Guide]
 
 shapes: of the sites, by name.
 scale: standard deviation at the start.
-loc: role of the local tensors [C, *p] that sites are centred at, such as "mu" for "mu/NAME".
+loc: role of the local tensors [C, *p] that sites are centered at, such as "mu" for "mu/NAME".
 spread: role of the other local tensors; [C, *p], unless the family documents otherwise.
 
 What a family has no use for it ignores, so that any two can be exchanged.
@@ -39,7 +39,7 @@ def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: s
         (loc,),
         lambda axes, point: dist.Delta(point, event_dim=axes),
         lambda point: (point, torch.zeros_like(point)),
-        lambda centre, sd=None: (centre,),
+        lambda center, sd=None: (center,),
         points=loc,
         random=False,
     )
@@ -73,8 +73,8 @@ def normals(
 ) -> Guide:
     """Return a guide of independent normals, given a function for their standard deviations."""
 
-    def start(centre: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return centre, torch.full_like(centre, first) if sd is None else inverse(centre, sd)
+    def start(center: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return center, torch.full_like(center, first) if sd is None else inverse(center, sd)
 
     return sitewise(
         shapes,
@@ -98,7 +98,7 @@ def sitewise(
     """Return a guide with an independent distribution for each latent site.
 
     site: axes of p, parameters -> distribution; moments: parameters -> mean, variance; start:
-    centre, perhaps standard deviation -> parameters.
+    center, perhaps standard deviation -> parameters.
     """
 
     def own(local: Tensors, name: str) -> list[Tensor]:
@@ -110,8 +110,8 @@ def sitewise(
             for n, shape in shapes.items():
                 pyro.sample(n, site(len(shape), *own(local, n)))
 
-    def begin(centre: Tensors, sd: Tensors | None = None) -> Tensors:
-        first = {n: start(centre[n], *([] if sd is None else [sd[n]])) for n in shapes}
+    def begin(center: Tensors, sd: Tensors | None = None) -> Tensors:
+        first = {n: start(center[n], *([] if sd is None else [sd[n]])) for n in shapes}
         return {f"{role}/{n}": first[n][i] for i, role in enumerate(roles) for n in shapes}
 
     def both(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:

@@ -235,9 +235,9 @@ def _deviating(
                 pyro.sample(n, dist.Delta(value, log_density=log_density, event_dim=axes))
                 log_density = torch.zeros_like(log_density)  # it counts once
 
-    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
+    def start(center: Tensors, sd: Tensors | None = None) -> Tensors:
         """Return initial guide parameters, given means and optional standard deviations."""
-        means = {n: centre[n] for n in shapes}
+        means = {n: center[n] for n in shapes}
         width = {
             n: torch.full_like(v, init_scale) if sd is None else sd[n] for n, v in means.items()
         }

@@ -86,7 +86,7 @@ def hierarchical(
 
     KL(q, p) is then 1/2 log(1 + mean^2 / variance) per weight. It does not depend on theta in the
     paper's coordinates (theta, alpha), and is kept from pulling at theta in the code's (theta, log
-    variance): the centre is zero, but moves with theta.
+    variance): the center is zero, but moves with theta.
 
     Args:
         mean: [C, 1, *p], as is the variance.
@@ -95,8 +95,8 @@ def hierarchical(
         coordinates: "alpha" if the variance follows theta.
     """
     gamma = (mean.square() + variance).detach()
-    centre = mean.detach() * 0 if coordinates == "alpha" else mean - mean.detach()
-    return normal(centre, gamma, axes)
+    center = mean.detach() * 0 if coordinates == "alpha" else mean - mean.detach()
+    return normal(center, gamma, axes)
 
 
 class Divergence(torch.autograd.Function):

@@ -20,7 +20,7 @@ def softmax(
         (spread,),
         lambda axes, logits: dist.Delta(logits.softmax(-1), event_dim=axes),
         lambda logits: (logits.softmax(-1), torch.zeros_like(logits)),
-        lambda centre: (centre.log(),),
+        lambda center: (center.log(),),
         random=False,
         is_simplex=True,
     )
@@ -49,7 +49,7 @@ def dirichlet(
         (spread,),
         lambda axes, c: as_event(dist.Dirichlet(c.exp()), axes - 1),
         moments,
-        lambda centre: ((centre / init_scale**2).log(),),
+        lambda center: ((center / init_scale**2).log(),),
         is_simplex=True,
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
-from pyrofl.inference.definition.programs import DECENTRED, Program
+from pyrofl.inference.definition.programs import DECENTERED, Program
 from pyrofl.models.likelihood_factors.linear import is_linear, knows_noise, with_linear
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
@@ -311,7 +311,7 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
         at, begin = slice(begin, begin + len(root.mean)), begin + len(root.mean)
         k = tuple(root.transform(root.mean.view(root.shape)).shape)
         for site in structure.client_sites.sites:
-            raw = not site.name.endswith(DECENTRED) and not site.plate
+            raw = not site.name.endswith(DECENTERED) and not site.plate
             if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
                 pairs = {**structure.correlated, site.name: root.name}
                 new = replace(structure, correlated=pairs)
@@ -327,7 +327,7 @@ def _scaled(structure: Structure, batch: Batch) -> Structure:
     e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
     raw = torch.cat(
         [
-            torch.full((len(s.mean),), not s.name.endswith(DECENTRED))
+            torch.full((len(s.mean),), not s.name.endswith(DECENTERED))
             for s in structure.client_sites.sites
         ]
     )

@@ -5,7 +5,7 @@ carry little information on u; that of u / s and s is one if they carry much. Th
 
     w = (u - loc) / s^(1 - c),    c = h s^2 / (1 + h s^2),    h: precision of u in the factors
 
-(Gorinova, Moore and Hoffman, "Automatic Reparameterisation of Probabilistic Programs", ICML 2020),
+(Gorinova, Moore and Hoffman, "Automatic Reparameterization of Probabilistic Programs", ICML 2020),
 with the median of s. Factors stay normal in u, in which the likelihoods are nearly normal.
 """
 

@@ -38,7 +38,7 @@ class Categorical(dist.Categorical):
         if probs is not None or logits is None or not (logits.dim() and logits.is_floating_point()):
             super().__init__(probs, logits, validate_args=validate_args)
             return
-        self.logits = self._param = normalised(logits)
+        self.logits = self._param = normalized(logits)
         self._num_events = logits.shape[-1]
         Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
 
@@ -49,7 +49,7 @@ class Categorical(dist.Categorical):
         return new
 
 
-def normalised(logits: Tensor) -> Tensor:
+def normalized(logits: Tensor) -> Tensor:
     """Return normalized log probabilities [..., classes] of the given logits."""
     if logits.shape[-1] < FEW:
         return logits.movedim(-1, 0).log_softmax(0).movedim(0, -1)
@@ -119,16 +119,16 @@ class LeastSquares(dist.Normal):
 @rebuildable
 @checked
 def learned_normal(
-    centre: Finite = 0.0, scale: Deviation = 1.0, *, least_squares: bool = False
+    center: Finite = 0.0, scale: Deviation = 1.0, *, least_squares: bool = False
 ) -> Likelihood:
     """Return a normal likelihood with a learned standard deviation for each client.
 
     The network has two outputs, see `nets.with_noise`: the mean m and the log l of the noise's
     standard deviation, both for the standardized response. y is in its own unit, and so is the
-    distribution: Normal(centre + scale m, scale exp(l)).
+    distribution: Normal(center + scale m, scale exp(l)).
 
     Args:
-        centre: mean of the response over training rows, in its own unit.
+        center: mean of the response over training rows, in its own unit.
         scale: its standard deviation.
         least_squares: whether steps by the mean are those of least squares, see `LeastSquares`;
             for point estimates without a prior.
@@ -136,7 +136,7 @@ def learned_normal(
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         """Return the normal distribution of the responses, given two network outputs per row."""
-        mean, deviation = centre + scale * outputs[..., 0], scale * outputs[..., 1].exp()
+        mean, deviation = center + scale * outputs[..., 0], scale * outputs[..., 1].exp()
         if least_squares:
             return LeastSquares(mean, deviation, scale)
         return dist.Normal(mean, deviation)

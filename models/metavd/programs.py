@@ -28,7 +28,7 @@ from pyrofl.inference.definition.programs import (
 )
 from pyrofl.models.guides.dropout import Coordinates, Divergence, normal
 from pyrofl.nets import Network
-from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, role, under
 
 Sampling = Literal["activations", "weights"]
@@ -58,7 +58,7 @@ class DropoutLayers:
         The weights are integrated out: their site is a point that costs the whole divergence, and
         noise, the same in both programs, stands for the remaining ones.
         """
-        noisy = Reparametrised(self.net, self.shapes)
+        noisy = Reparametrized(self.net, self.shapes)
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
             """Sample the outputs of the network's layers, and observe the responses."""

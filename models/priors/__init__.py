@@ -75,8 +75,8 @@ def fixed(
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        centre = batch.size.new_full(shape, loc)
-        return as_event(distribution(centre, torch.full_like(centre, scale)), len(shape))
+        center = batch.size.new_full(shape, loc)
+        return as_event(distribution(center, torch.full_like(center, scale)), len(shape))
 
     return prior
 
@@ -95,7 +95,7 @@ def proximal(
     Args:
         strength: the papers' mu; 0 is a flat prior.
         family: location-scale family, see `as_family`, or families by `by_name`.
-        loc: role of the received centre.
+        loc: role of the received center.
     """
     if isinstance(family, ByName):
         each = {p: proximal(strength, one, loc) for p, one in family.families.items()}

@@ -26,7 +26,7 @@ class Horseshoe(TorchDistribution):
     and f(x) = exp(x) E1(x), E1 the exponential integral (theorem 1 of the paper).
 
     Args:
-        loc: centre, where the density is infinite.
+        loc: center, where the density is infinite.
         scale: the paper's tau.
     """
 

@@ -51,8 +51,8 @@ def learned(family: PriorFamily = dist.Normal, loc: float = 0.0) -> PriorFunctio
                 f"the prior of {name!r} is learned, and the server sends no scale of it; pass the "
                 "method to learned_scales.learning(method, names)"
             )
-        centre = scale.new_full((*scale.shape, *shape), loc)
-        return around(distribution, centre, scale)
+        center = scale.new_full((*scale.shape, *shape), loc)
+        return around(distribution, center, scale)
 
     return prior
 
@@ -75,7 +75,7 @@ def learning(
         names: of the parameters, such as `net.matching("head.*")`; their sites need a mean and a
             variance in closed form under the guide.
         family: as of the prior, as is loc.
-        loc: centre.
+        loc: center.
         init_scale: before round one.
 
     Returns:

@@ -264,8 +264,8 @@ def of_parameters(
     shared, own = torch.cat([torch.zeros(0), *width]).split([shared_sites.size, client_sites.size])
 
     def start(generator: Generator) -> tuple[Tensor, Tensor]:
-        centre = shared_sites.joined(net.init(generator))
-        return centre, shared.to(centre)
+        center = shared_sites.joined(net.init(generator))
+        return center, shared.to(center)
 
     if covariance == "full" and shared_sites.size + client_sites.size > MOST:
         raise ValueError(

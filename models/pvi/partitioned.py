@@ -153,14 +153,14 @@ class Partitioned(FactorServer):
 
     def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return the local tensors from which clients start in a regular round."""
-        return local if self.scales is None else local | self.recentre(received, local, batch)
+        return local if self.scales is None else local | self.recenter(received, local, batch)
 
     def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
         """Return local training phases: natural-gradient steps, halved if they raise the loss."""
         optim = self.natural(steps, lr)
         step = GradientStep(self.moving, optim, partial(self.free_energy))
         climb = Phase((self.drawn, step, self.shortened), steps, batch)
-        return (climb,) if self.scales is None else (Phase((self.recentre,)), climb)
+        return (climb,) if self.scales is None else (Phase((self.recenter,)), climb)
 
     def natural(self, steps: int, lr: float) -> Optim:
         """Return the natural-gradient optimizer of the clients for one round."""
@@ -174,8 +174,8 @@ class Partitioned(FactorServer):
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
-        centre, sd = (v.to(mean).expand(len(mean), -1) for v in self.client_sites.prior())
-        start = {"mean": torch.cat([mean, centre], -1)}
+        center, sd = (v.to(mean).expand(len(mean), -1) for v in self.client_sites.prior())
+        start = {"mean": torch.cat([mean, center], -1)}
         start["moved"] = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
         if not self.full:
             return start | {"root": torch.cat([root, sd], -1)}
@@ -183,7 +183,7 @@ class Partitioned(FactorServer):
         powers = {} if self.scales is None else {"power": none, "about": mean}
         return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
-    def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    def recenter(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Express the scale exponents of the client's posterior relative to its current mean.
 
         The posterior stays the same.
@@ -217,8 +217,8 @@ class Partitioned(FactorServer):
         nodes: Any = poutine.trace(self.model).get_trace(received, local, batch).nodes
         sites = {site.name: nodes[site.name] for site in self.shared_sites.sites}
         u, growth = self.shared_sites.unconstrained({n: site["value"] for n, site in sites.items()})
-        if self.centring:
-            u, more = self.centring.variables(u, received)
+        if self.centering:
+            u, more = self.centering.variables(u, received)
             growth = growth + more
         each = (site["fn"].log_prob(site["value"]) for site in sites.values())
         prior = growth + sum(value.sum(-1, keepdim=True) for value in each)  # density of u
@@ -271,8 +271,8 @@ class Partitioned(FactorServer):
             0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
         )
         log_shared = (log_density - first).expand(u.shape[:-1])
-        if self.centring:
-            shared_u, bent = self.centring.effects(shared_u, received)
+        if self.centering:
+            shared_u, bent = self.centering.effects(shared_u, received)
             log_shared = log_shared - share * bent
         values = self.shared_sites.sample(shared_u, log_shared, share)
         left = (first - both - grown).expand(u.shape[:-1])

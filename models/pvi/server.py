@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.method import send_all
-from pyrofl.models.pvi.centring import Centring
+from pyrofl.models.pvi.centering import Centering
 from pyrofl.models.shared.gaussians import PARAMETERS, Normals
 from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors, pick, role, under
@@ -49,8 +49,8 @@ class FactorServer:
         share = torch.tensor(1 / clients, dtype=torch.float64)
         each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
         server = q | under("server", each)
-        if self.centring:
-            server |= self.centring.start(self.normals.moments(q)[0])
+        if self.centering:
+            server |= self.centering.start(self.normals.moments(q)[0])
         if self.damping is None:
             last = {n: torch.zeros_like(v) for n, v in q.items()}
             # Half of the way, in decades, from where no overlap of factors can overshoot to 1.
@@ -80,8 +80,8 @@ class FactorServer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of shared draws by posterior, cavity, and cavity with prior."""
         u, growth = self.shared_sites.freed(sites)
-        if self.centring:
-            u, more = self.centring.variables(u, server)
+        if self.centering:
+            u, more = self.centering.variables(u, server)
             growth = growth + more
         factors = {n: v[0] for n, v in self.cavity(server, cohort).items() if n in PARAMETERS}
         every, others, prior = (
@@ -126,15 +126,15 @@ class FactorServer:
                 if self.damping is None:
                     damping = torch.full_like(server["server/damping"], rate)
                     q |= under("server", {"damping": damping} | under("last", total))
-                return self.centred(server | q)
+                return self.centered(server | q)
             rate /= 2
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
-    def centred(self, server: Tensors) -> Tensors:
+    def centered(self, server: Tensors) -> Tensors:
         """Update how far random effects are centered, unless a cavity would become improper."""
-        if not self.centring:
+        if not self.centering:
             return server
-        new = self.centring.moved(server, self.normals, self.prior)
+        new = self.centering.moved(server, self.normals, self.prior)
         return server if bool((self.trainable(server) & ~self.trainable(new)).any()) else new
 
     def trainable(self, server: Tensors) -> Tensor:
@@ -164,7 +164,7 @@ class FactorServer:
     @property
     def exact(self) -> bool:
         """Whether the shared variables' prior is exactly normal, so that it needs no correction."""
-        return not self.centring and bool(self.shared_sites.each("exact").all())
+        return not self.centering and bool(self.shared_sites.each("exact").all())
 
     @property
     def full(self) -> bool:
@@ -182,7 +182,7 @@ class FactorServer:
         return self.normals.independent(*self.shared_sites.prior())
 
     @cached_property
-    def centring(self) -> Centring | None:
+    def centering(self) -> Centering | None:
         """Partial centering of shared random effects, or None if there are none."""
         none = torch.full_like
         each = [
@@ -192,4 +192,4 @@ class FactorServer:
         is_centerable = self.covariance == "full" and any(
             s.scales is not None for s in self.shared_sites.sites
         )
-        return Centring(torch.cat(each)) if is_centerable else None
+        return Centering(torch.cat(each)) if is_centerable else None

@@ -3,18 +3,18 @@
 Hassan, Salomone and Mengersen, "Federated Variational Inference Methods for Structured Latent
 Variable Models", 2023. `pvi.hierarchical(..., guide=...)` builds it; unlike PVI it has no factors.
 
-    q(g)          g = centre + root w, without constraints; w of the guide's family
+    q(g)          g = center + root w, without constraints; w of the guide's family
     q_j(z_j | g)  a normal of the client's own, linear in g, then scaled as in PVI
 
     client   z_j: natural-gradient steps on  F_j, its part of the free energy, given q(g)
              sends  grad F_j  by the parameters of q(g), from all its rows;
              F_j = -E[log p(y_j, z_j | g) - log q_j(z_j | g) + (log p(g) - log q(g)) / J]
     server   sums the gradients of the clients that report (steps are shorter where few do); moves
-             centre and root by natural gradients with momentum, the family's parameters by Adam
+             center and root by natural gradients with momentum, the family's parameters by Adam
 
-Departures from the paper: natural gradients, of z_j and of centre and root, with rates that fall as
+Departures from the paper: natural gradients, of z_j and of center and root, with rates that fall as
 gradients turn back (Kesten, "Accelerated stochastic approximation", 1958). The family's parameters
-move slowly as long as centre and root have far to go, so that a normal is fitted first and then
+move slowly as long as center and root have far to go, so that a normal is fitted first and then
 bent. Noise of g is the same for all clients of a round, as their parts have large gradients that
 cancel.
 """
@@ -51,7 +51,7 @@ from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, generator, like, pick, role, times, under
 
 BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
-LEARNED = f"centre root loc/* {BEND}/*"  # by the server
+LEARNED = f"center root loc/* {BEND}/*"  # by the server
 NATURAL, ADAM = 0.5, 0.01  # rates of the server
 MOMENTUM = 0.8  # of natural gradients, once they have turned back
 STEADY = 10  # turns of the gradient that halve the rates
@@ -74,7 +74,7 @@ class FixedNoise(Messenger):
 class SharedGuide:
     """Structured federated variational inference (SFVI) with any guide of shared variables.
 
-    The server holds centre [d], root [d, d], and the family's parameters. A client keeps its normal
+    The server holds center [d], root [d, d], and the family's parameters. A client keeps its normal
     of v_j given x = unit^-1 (u - about): own/mean [C, m], own/slope [C, m, d], own/root [C, m, m].
     Its z_j = v_j, or z_j = v_j exp(power (u - about)) with own/power [C, m, d].
     """
@@ -98,7 +98,7 @@ class SharedGuide:
         """Return SFVI as a federated method; arguments as in `hierarchical`."""
         guide = self.guide  # every time it is asked for it is another object
         loss = partial(self.told)
-        settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
+        settle = (Phase((self.recenter,)), Phase((self.settle,), steps, batch))
         slope = Phase(
             (GradientStep(LEARNED, sgd(1.0), loss),)
         )  # a step of length 1 tells the gradient
@@ -116,7 +116,7 @@ class SharedGuide:
             metadata=Metadata(
                 {
                     self.names: SHARED,
-                    "centre root": Moments(self.moments, optimal=("centre", "root")),
+                    "center root": Moments(self.moments, optimal=("center", "root")),
                     f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
                 },
                 reads={"model": self.model, "guide": guide},
@@ -131,7 +131,7 @@ class SharedGuide:
         """Initialize the parameters of the shared guide around the prior mean."""
         mean, sd = self.shared_sites.prior()
         bend = self.bend.start({BASE: torch.zeros_like(mean)})
-        base = {"centre": mean, "root": torch.diag(NARROW * sd)}
+        base = {"center": mean, "root": torch.diag(NARROW * sd)}
         noise = torch.randint(2**62, (), generator=source)
         count = {"turns": torch.tensor(0), "noise": noise, "share": torch.tensor(1.0 / clients)}
         return base | bend | count | {"server/last": torch.zeros(len(mean), 1 + len(mean))}
@@ -139,7 +139,7 @@ class SharedGuide:
     def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
         """Update the shared guide's parameters by the clients' summed gradients."""
         root, last = server["root"], server["server/last"]
-        now = root.mT @ torch.cat([pooled["centre"][:, None], pooled["root"]], 1)
+        now = root.mT @ torch.cat([pooled["center"][:, None], pooled["root"]], 1)
         turns = server["turns"] + ((now * last).sum() < 0)
         rate = float(self.rate(turns))
         # Far from the best normal the base moves first: the bend would fit where it passes.
@@ -148,14 +148,14 @@ class SharedGuide:
         new = descend(adam(bend), server, pick(pooled, f"loc/* {BEND}/*"))
         # Along a ridge gradients are small and of one direction, and noise is of any.
         way = now + MOMENTUM * rate**0.5 * (turns > 0) * last
-        centre, root = of_one(server["centre"], root, way, NATURAL * rate)
+        center, root = of_one(server["center"], root, way, NATURAL * rate)
         count = {"turns": turns, "noise": server["noise"] + 1, "server/last": way}
-        return server | new | {"centre": centre, "root": root} | count
+        return server | new | {"center": center, "root": root} | count
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return center and scale of each shared site, ignoring the guide family's transform."""
         sd = torch.linalg.vector_norm(q["root"], dim=-1)
-        return self.shared_sites.moments({"mean": q["centre"], "sd": sd})
+        return self.shared_sites.moments({"mean": q["center"], "sd": sd})
 
     def rate(self, turns: Tensor) -> Tensor:
         """Return the natural-gradient learning rate, which falls as gradients change direction."""
@@ -165,14 +165,14 @@ class SharedGuide:
 
     def init_client(self, received: Tensors, cohort: Cohort, source: Generator) -> Tensors:
         """Initialize the guide of the client's own variables with their prior."""
-        centre, unit = received["centre"], received["root"]
-        mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.client_sites.prior())
-        none = centre.new_zeros(len(centre), self.client_sites.size, self.shared_sites.size)
+        center, unit = received["center"], received["root"]
+        mean, sd = (v.to(center).expand(len(center), -1) for v in self.client_sites.prior())
+        none = center.new_zeros(len(center), self.client_sites.size, self.shared_sites.size)
         client_guide = {"mean": mean, "slope": none, "root": torch.diag_embed(sd)}
         powers = {} if self.scales is None else {"power": none}
-        return under("own", client_guide | powers) | {"about": centre, "unit": unit}
+        return under("own", client_guide | powers) | {"about": center, "unit": unit}
 
-    def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    def recenter(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Express the guide of the client's own variables relative to the current shared guide.
 
         That is q(z_j | g), which stays the same, at the current q(g).
@@ -258,7 +258,7 @@ class SharedGuide:
         """Return the shared variables, transformed from a draw of the guide family."""
         silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
         trace: Any = poutine.trace(silent).get_trace({}, local, batch)
-        return local["centre"] + times(local["root"], trace.nodes[BASE]["value"])
+        return local["center"] + times(local["root"], trace.nodes[BASE]["value"])
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send the gradient of the client's loss for the parameters of the shared guide."""
@@ -266,7 +266,7 @@ class SharedGuide:
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
         """Return draws of shared variables [S, C, d], computed from the round's common noise."""
-        e = balanced(self.common_noise(received).to(received["centre"]))
+        e = balanced(self.common_noise(received).to(received["center"]))
         with FixedNoise(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 

@@ -174,7 +174,7 @@ def _of_federation(data: Federation) -> dict[str, pd.DataFrame]:
     )
     if (
         not plain
-        or data.source.is_standardised
+        or data.source.is_standardized
         or (preprocessor and "standardized" in preprocessor.summary())
     ):
         raise ValueError(

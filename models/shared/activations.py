@@ -1,7 +1,7 @@
 """Expected log likelihoods of networks with normal weights, by draws of the layers' outputs.
 
 Kingma, Salimans and Welling, "Variational Dropout and the Local Reparameterization Trick",
-NeurIPS 2015; see `pyrofl.nets.reparametrised`. Where q(w) and p(w) are independent normals, the
+NeurIPS 2015; see `pyrofl.nets.reparametrized`. Where q(w) and p(w) are independent normals, the
 rest of the ELBO has a closed form, and no weight is drawn.
 """
 
@@ -25,7 +25,7 @@ from pyrofl.inference.training.noise import open_latent
 from pyrofl.models.guides import log_mean_field, mean_field
 from pyrofl.models.priors import PriorFamily, as_families
 from pyrofl.nets import Network
-from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, role, under
 
 Sampling = Literal["auto", "activations", "weights"]
@@ -105,9 +105,9 @@ class Activations:
                 sample_noise(self.noisy, batch, of_rows=True)
 
     @cached_property
-    def noisy(self) -> Reparametrised:
+    def noisy(self) -> Reparametrized:
         """Network that samples its layers' outputs instead of its weights."""
-        return Reparametrised(self.net, self.net.shapes)
+        return Reparametrized(self.net, self.net.shapes)
 
 
 def divergence(q: Guide, weights: Program, kl: float) -> Loss:
@@ -161,6 +161,6 @@ def reason_against(
         return f"guide is {described(guide)}, not independent normals such as mean_field"
     if {*as_families(prior, net.shapes).values()} != {dist.Normal}:
         return f"prior is {described(prior)}, not dist.Normal"
-    if not Reparametrised(net, net.shapes).has_outputs:
+    if not Reparametrized(net, net.shapes).has_outputs:
         return "the network has neither linear layers nor convolutions with weights that train"
     return ""

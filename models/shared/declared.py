@@ -28,7 +28,7 @@ from pyrofl.inference.definition.elbo import (
     per_draw,
     weighed,
 )
-from pyrofl.inference.definition.programs import DECENTRED, Program
+from pyrofl.inference.definition.programs import DECENTERED, Program
 from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 from pyrofl.user_warnings import warn_user
@@ -64,9 +64,10 @@ class Declared:
         """
         self._refuse_priors(self.shared)
         for name in self.values:
-            if name.endswith(DECENTRED):
+            if name.endswith(DECENTERED):
                 raise ValueError(
-                    f"the name of site {name!r} ends in {DECENTRED!r}, which is reserved; rename it"
+                    f"the name of site {name!r} ends in {DECENTERED!r}, which is reserved; "
+                    "rename it"
                 )
         for name in self.shared:
             if name in self.changed(self.shared)[0]:

@@ -150,7 +150,7 @@ def distil(
     like = next(iter(start.values()))
     student = copy.deepcopy(net.module).to(like.device, like.dtype)
     student.load_state_dict(start, strict=False)  # buffers are not among the parameters
-    optimiser = sgd(lr, momentum, weight_decay=weight_decay)(
+    optimizer = sgd(lr, momentum, weight_decay=weight_decay)(
         [student.get_parameter(n) for n in net.shapes]
     )
     mean = AveragedModel(student)
@@ -160,13 +160,13 @@ def distil(
     with torch.enable_grad():
         for i, (index, mask) in enumerate(zip(order.rows[:, 0], order.mask[:, 0], strict=True), 1):
             if swa:
-                optimiser.param_groups[0]["lr"] = cyclical(i, cycle, lr, lr_end)
+                optimizer.param_groups[0]["lr"] = cyclical(i, cycle, lr, lr_end)
             rows = index[mask].to(x.device)
             seen = augment(x[rows], generator) if augment else x[rows]
             log_prob = log_answers(student(seen), seen, likelihood)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (-(target[rows] * log_prob).sum(1).mean()).backward()
-            optimiser.step()
+            optimizer.step()
             if i in taken:
                 mean.update_parameters(student)
     return {n: mean.module.get_parameter(n).detach() for n in net.shapes}

@@ -96,14 +96,14 @@ class Laplace:
 
         The mean is [..., d].
         """
-        centre = parted(mean, self.net.shapes)
+        center = parted(mean, self.net.shapes)
         if not self.normals.full:
-            return self.q.start(centre, parted(root, self.net.shapes))
+            return self.q.start(center, parted(root, self.net.shapes))
         root = torch.diag_embed(root) if root.dim() == mean.dim() else root
         sd = root.diagonal(dim1=-2, dim2=-1)
         row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
         below = (root / sd[..., None])[..., row, column]
-        return self.q.start(centre) | {"spread/log_sd": sd.log(), "spread/below": below}
+        return self.q.start(center) | {"spread/log_sd": sd.log(), "spread/below": below}
 
     @cached_property
     def factor_of_prior(self) -> Tensors:
@@ -114,11 +114,11 @@ class Laplace:
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Reset the Fisher information to zero, and store the mean weight of the rows."""
-        centre = flattened(role("w", local))
+        center = flattened(role("w", local))
         d = self.layout.size
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {
-            "information": centre.new_zeros(*centre.shape[:-1], entries),
+            "information": center.new_zeros(*center.shape[:-1], entries),
             "each": weight_of_each(data),
         }
 

@@ -20,7 +20,7 @@ from pyrofl.data.rows import check_alike, check_table, row_numbers
 from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
 from pyrofl.extensions import extension
-from pyrofl.summaries import Summarised, picture
+from pyrofl.summaries import Summarized, picture
 from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class FederationFields:
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Federation(FederationFields, Summarised):
+class Federation(FederationFields, Summarized):
     """Federated data set: rows partitioned among clients, with training and test rows for each.
 
     The last `held_out` clients never train: they stand for clients that join later.

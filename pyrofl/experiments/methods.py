@@ -46,7 +46,7 @@ def _built(
     source = task.data.source
     try:
         if task.likelihood == LEARNED and source:
-            moments = (source.centre, source.scale)
+            moments = (source.center, source.scale)
             arguments["likelihood"] = learned_normal(*moments)
             if not getattr(build(task.net, **arguments).guide, "random", True):
                 arguments["likelihood"] = learned_normal(*moments, least_squares=True)

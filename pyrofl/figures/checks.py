@@ -12,7 +12,7 @@ import numpy as np
 
 from pyrofl.data.tables.wording import number_of
 from pyrofl.figures import many, style
-from pyrofl.figures.style import COLOURS, GREY, Summary, panels, styles, with_legend
+from pyrofl.figures.style import COLORS, GRAY, Summary, panels, styles, with_legend
 from pyrofl.metrics import Bins, calibration_error
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
     uneven = [array.std() / max(1.0, array.mean()) ** 0.5 for array in every]
     shown, some = many.worst([*places], uneven, columns, 1.7, "parameters")
     figure, grid = panels(len(shown), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
-    band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
+    band: dict[str, Any] = {"color": GRAY, "alpha": 0.35, "lw": 0, "zorder": 3}
     for axes, title in zip(grid, shown, strict=True):
         finite_ranks = _finite(places[title])
         counts, edges = np.histogram(finite_ranks, bins, (0, 1))
         ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(finite_ranks), 1 / bins)
         axes.axhspan(*ends, label="99% of uniform ranks", **band)
-        axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
+        axes.stairs(counts, edges, fill=True, color=COLORS[0], label="replications")
         axes.axhline(len(finite_ranks) / bins, color="black", linewidth=0.8)
         axes.set_title(style.plain(style.short(title, 30)), fontsize=style.pt(9))
         axes.set(xlim=(0, 1), xticks=(0, 0.5, 1))
@@ -103,8 +103,8 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
         counts = [len(_finite(values)) for values in places[title].values()]
         count = min((count for count in counts if count), default=1)
         ends = [binom.ppf((1 + side * BAND) / 2, count, levels) / count for side in (-1, 1)]
-        axes.fill_between(levels, *ends, color=GREY, alpha=0.3, lw=0, label="99% band of chance")
-        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
+        axes.fill_between(levels, *ends, color=GRAY, alpha=0.3, lw=0, label="99% band of chance")
+        axes.plot([0, 1], [0, 1], color=GRAY, linewidth=1)
         for name, curve in inside[title].items():
             axes.plot(levels, curve, label=name, **look[name] | {"marker": None})
         axes.set_title(style.plain(style.short(title)), fontsize=style.pt(10))
@@ -184,14 +184,14 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
         extreme = (p < EXTREME) | (p > 1 - EXTREME)
         for places, size in rows.parts():
             at, off_here = rows.at[places], extreme[places]
-            band: dict[str, Any] = {"color": (COLOURS[0], 0.4 * size), "lw": 3 * size**2}
+            band: dict[str, Any] = {"color": (COLORS[0], 0.4 * size), "lw": 3 * size**2}
             axes.hlines(at, low[places], high[places], label="95% predicted", **band)
-            middle: dict[str, Any] = {"color": COLOURS[0], "ms": 6 * size**2}
+            middle: dict[str, Any] = {"color": COLORS[0], "ms": 6 * size**2}
             axes.plot(mean[places], at, "|", label="mean of the prediction", **middle)
-            marks = ((~off_here, "black", "observed"), (off_here, COLOURS[1], MARKED))
-            for chosen, colour, label in marks:
+            marks = ((~off_here, "black", "observed"), (off_here, COLORS[1], MARKED))
+            for chosen, color, label in marks:
                 if chosen.any():
-                    dot: dict[str, Any] = {"ms": 4 * size, "color": colour, "label": label}
+                    dot: dict[str, Any] = {"ms": 4 * size, "color": color, "label": label}
                     axes.plot(seen[places][chosen], at[chosen], "o", **dot)
         axes.set_xlabel((unit or {}).get(statistic, style.plain(statistic)))
         rows.label(axes, names, "their most extreme p")
@@ -229,15 +229,15 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
     sure, right, low, high = (v[rows.order] for v in (sure, right, low, high))
     bars = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
     for places, size in rows.parts():
-        look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5 * size}
+        look: dict[str, Any] = {"fmt": "o", "color": COLORS[0], "ms": 5 * size}
         look |= {
             "xerr": bars[:, places],
             "lw": 1.6 * size,
-            "ecolor": (COLOURS[0], size**2),
+            "ecolor": (COLORS[0], size**2),
             "label": "accuracy, 95% interval",
         }
         axes.errorbar(right[places], rows.at[places], **look)
-        mark: dict[str, Any] = {"color": COLOURS[1], "ms": 5 * size, "label": "mean confidence"}
+        mark: dict[str, Any] = {"color": COLORS[1], "ms": 5 * size, "label": "mean confidence"}
         axes.plot(sure[places], rows.at[places], "D", **mark)
     rows.label(axes, names, "excess confidence")
     axes.set(xlabel="accuracy and confidence (fraction of rows)")

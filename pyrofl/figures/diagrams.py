@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyrofl.figures import style
-from pyrofl.figures.style import COLOURS
+from pyrofl.figures.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ class Node:
 def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     """Draw a model's sample sites in their plates, ordered from left to right by dependency.
 
-    Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
+    Rounded: what is drawn; gray: what is observed; boxes: tensors, of the server to the left, and
     in the plate of the clients what each keeps. Sites that are drawn alike share a node. A legend
     explains the kinds that occur.
 
@@ -173,7 +173,7 @@ def _draw(axes: Axes, node: Node) -> None:
 
     tensor = node.kind in TENSORS
     wide, tall = 0.8 * WIDE, 0.66 * TALL
-    face, edge = _colours(node)
+    face, edge = _colors(node)
     shape = f"round,pad=0,rounding_size={0.02 if tensor else 0.36}"
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
     look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
@@ -181,9 +181,9 @@ def _draw(axes: Axes, node: Node) -> None:
     axes.text(*node.at, node.label, ha="center", va="center", fontsize=style.pt(10), zorder=3)
 
 
-def _colours(node: Node) -> tuple[str, str]:
+def _colors(node: Node) -> tuple[str, str]:
     """Return the fill color and the edge color of a node in a model diagram."""
-    edge = {"server": COLOURS[0], "client": COLOURS[1]}.get(node.kind, "black")
+    edge = {"server": COLORS[0], "client": COLORS[1]}.get(node.kind, "black")
     return SEEN if node.observed else "white", edge
 
 
@@ -192,7 +192,7 @@ def _explain(axes: Axes, nodes: list[Node]) -> None:
     kinds = {TENSORS.get(n.kind, "observed" if n.observed else "drawn"): n for n in nodes}
     for words in ("the server's", "kept by the client", "drawn", "observed"):
         if words in kinds:
-            face, edge = _colours(kinds[words])
+            face, edge = _colors(kinds[words])
             mark = "s" if kinds[words].kind in TENSORS else "o"
             axes.plot([], [], mark, label=words, mfc=face, mec=edge, markersize=9)
     look: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 4}

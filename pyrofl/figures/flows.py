@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyrofl.data.tables.wording import number_of
 from pyrofl.figures import style
-from pyrofl.figures.style import COLOURS
+from pyrofl.figures.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ SERVER, CLIENT = (0.05, 2.75), (6.75, 9.45)  # ends of the boxes, in inches
 MOST = 6  # parts that a list names
 LEAST = 1_000  # bytes of the widest arrow, at least
 LETTERS = 26  # of the name of a part
-UP, DOWN = COLOURS[1], COLOURS[0]
+UP, DOWN = COLORS[1], COLORS[0]
 
 
 def data_flow(flow: Any, ax: Axes | None = None) -> Figure:
@@ -65,13 +65,13 @@ def data_flow(flow: Any, ax: Axes | None = None) -> Figure:
     return style.titled(figure, told, ax)
 
 
-def _arrows(parts: Sequence[Any], colour: str) -> list[tuple[str, int, Sequence[int], str]]:
+def _arrows(parts: Sequence[Any], color: str) -> list[tuple[str, int, Sequence[int], str]]:
     """Return name, numbers, bytes of each client and color of the arrow of each part."""
     shown, rest = parts[:MOST], parts[MOST:]
-    arrows = [(style.short(p.role, 34), p.numbers, p.bytes, colour) for p in shown]
+    arrows = [(style.short(p.role, 34), p.numbers, p.bytes, color) for p in shown]
     if rest:
         numbers = sum(part.numbers for part in rest)
-        arrows.append((f"and {len(rest)} more", numbers, _each(rest), colour))
+        arrows.append((f"and {len(rest)} more", numbers, _each(rest), color))
     return arrows
 
 
@@ -117,14 +117,14 @@ def _box(
     tall: float,
     title: str,
     lines: Sequence[str],
-    colour: str,
+    color: str,
     copies: int = 1,
 ) -> None:
     """Draw a box with a title and lines of text; `**lines**` are headings."""
     from matplotlib.patches import Rectangle
 
     left, right = ends
-    look: dict[str, Any] = {"fc": "white", "ec": colour, "lw": 1.4}
+    look: dict[str, Any] = {"fc": "white", "ec": color, "lw": 1.4}
     for k in reversed(range(copies)):
         corner = (left + 0.05 * k, 0.16 - 0.05 * k)
         axes.add_patch(Rectangle(corner, right - left, tall - 0.2, zorder=2 - 0.1 * k, **look))
@@ -132,7 +132,7 @@ def _box(
     top = tall - 0.27
     place = (left + right) / 2, top
     axes.text(
-        *place, title, ha="center", fontsize=style.pt(11), weight="bold", color=colour, **words
+        *place, title, ha="center", fontsize=style.pt(11), weight="bold", color=color, **words
     )
     for i, line in enumerate(lines):
         is_heading = line.startswith("**")
@@ -149,10 +149,10 @@ def _messages(axes: Axes, top: float, title: str, parts: Sequence[Any], most: in
     words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.pt(9)}
     axes.text(middle, top - 0.1, title, **words | {"weight": "bold", "fontsize": style.pt(10)})
     top -= LINE + 0.12
-    for name, numbers, sizes, colour in parts:
-        ends = (left, right) if colour == DOWN else (right, left)
+    for name, numbers, sizes, color in parts:
+        ends = (left, right) if color == DOWN else (right, left)
         wide = 1 + 5 * max(sizes) / max(most, LEAST)
-        arrow = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": colour, "lw": wide}
+        arrow = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": color, "lw": wide}
         arrow |= {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
         axes.annotate("", (ends[1], top - 0.2), (ends[0], top - 0.2), arrowprops=arrow)
         label = f"{name}: {_numbers(numbers)}, {_size(sizes)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl.figures import many, style
-from pyrofl.figures.style import COLOURS, GREY, Summary, panels, with_legend
+from pyrofl.figures.style import COLORS, GRAY, Summary, panels, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ MOST_LETTERS = 16  # of the name of a dot
 ENDS = ("mean", "low", "high")
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
 GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
-NEAR = "grey: differences below 0.2 sds, ratios within 15%"
+NEAR = "gray: differences below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> Figure:
@@ -46,9 +46,9 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> F
     )
     left.set_xlabel("mean and 95% interval")
     if table["variable"].nunique() > 1:  # of different units, perhaps
-        centre, unit = (table[c].to_numpy() for c in ("reference_mean", "reference_sd"))
+        center, unit = (table[c].to_numpy() for c in ("reference_mean", "reference_sd"))
         interval_ends, other = (
-            tuple((v - centre) / unit for v in fit) for fit in (interval_ends, other)
+            tuple((v - center) / unit for v in fit) for fit in (interval_ends, other)
         )
         left.set_xlabel(f"mean and 95% interval\n(around the mean of {names[1]}, in its sds)")
     _intervals(left, many.rows(table["mean"]), {names[0]: interval_ends, names[1]: other})
@@ -66,7 +66,7 @@ def _compared(names: tuple[str, str]) -> str:
 def _note(table: Any) -> str:
     """Describe how many parameters agree between two posteriors, and the Monte Carlo error."""
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
-    agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: difference and ratio in grey"
+    agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: difference and ratio in gray"
     if "error" not in table:
         return f"{agree}\n{NEAR}"
     error = float(table["error"].median())
@@ -131,9 +131,9 @@ def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, 
     """Plot differences of means or ratios of SDs of two posteriors, with the tolerance in gray."""
     target, near = TARGETS[column]
     if not axes.lines:
-        axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
-        axes.axvline(target, color=GREY, linewidth=0.8)
-    axes.plot(values, places, "o", color=COLOURS[0], markersize=3.5)
+        axes.axvspan(target - near, target + near, color=GRAY, alpha=0.2, linewidth=0)
+        axes.axvline(target, color=GRAY, linewidth=0.8)
+    axes.plot(values, places, "o", color=COLORS[0], markersize=3.5)
     _reach(axes, column, float(np.abs(values - target).max()))
     words = {"difference": f"difference of means\n(in sds of {names[1]})"}
     axes.set_xlabel(words.get(column, f"ratio of sds\n({names[0]} / {names[1]})"))
@@ -185,7 +185,7 @@ def shrinkage(
     names: Sequence[str],
     raw: Any,
     posterior: Summary,
-    centre: float,
+    center: float,
     title: str,
     truth: Any = None,
     ax: Axes | None = None,
@@ -196,7 +196,7 @@ def shrinkage(
         names: of the J clients; they are sorted by their own estimate.
         raw: [J], the clients' own estimates.
         posterior: of the clients.
-        centre: mean of the population.
+        center: mean of the population.
         title: of the axis, with its unit.
         truth: [J], what turned out later.
         ax: where to draw; None makes a figure.
@@ -207,11 +207,11 @@ def shrinkage(
     raw, mean, low, high = (np.asarray(v, dtype=float)[order] for v in (raw, *posterior))
     rows = many.rows(raw)
     figure, axes = style.one_panel(6.4, many.height(len(raw)), ax, grid=None)
-    axes.axvline(centre, color=GREY, linestyle="--", label="population mean")
+    axes.axvline(center, color=GRAY, linestyle="--", label="population mean")
     for places, size in rows.parts():
         at, own = rows.at[places], raw[rows.order][places]
-        axes.hlines(at, own, mean[rows.order][places], color=GREY, linewidth=0.8 * size**2)
-        look: dict[str, Any] = {"mfc": "white", "ms": 6 * size, "color": COLOURS[1]}
+        axes.hlines(at, own, mean[rows.order][places], color=GRAY, linewidth=0.8 * size**2)
+        look: dict[str, Any] = {"mfc": "white", "ms": 6 * size, "color": COLORS[1]}
         axes.plot(own, at, "o", label="own estimate", **look)
     _intervals(axes, rows, {"posterior": (mean, low, high)})
     rows.label(axes, [names[i] for i in order], "own estimate")
@@ -226,7 +226,7 @@ def pooling(
     size: Any,
     raw: tuple[Any, Any],
     partial: tuple[Any, Any],
-    centre: float,
+    center: float,
     title: str,
     unit: str = "rows of the client",
 ) -> Figure:
@@ -239,7 +239,7 @@ def pooling(
         size: [J], rows of every client.
         raw: own estimates [J] and their standard errors [J]; NaN where a client has none.
         partial: posterior means [J] and standard deviations [J].
-        centre: mean of the population.
+        center: mean of the population.
         title: of the estimates, with their unit.
         unit: what is counted by size.
     """
@@ -248,12 +248,12 @@ def pooling(
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
     many.refuse_lengths(size=size, raw=raw[0], errors=raw[1], partial=partial[0], sds=partial[1])
-    fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
+    fits = {"each on its own": (raw, COLORS[1]), "hierarchical": (partial, COLORS[0])}
     dot = many.dots(len(size))
     look: dict[str, Any] = {"fmt": "o", "ms": 0.65 * dot["s"] ** 0.5, "lw": 1.2 * dot["alpha"]}
-    for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
-        axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
-        axes.errorbar(beside, mean, sd, color=colour, label=name, alpha=dot["alpha"], **look)
+    for axes, (name, ((mean, sd), color)) in zip(grid, fits.items(), strict=True):
+        axes.axhline(center, color=GRAY, linestyle="--", label="population mean")
+        axes.errorbar(beside, mean, sd, color=color, label=name, alpha=dot["alpha"], **look)
         style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
@@ -286,8 +286,8 @@ def courses(
     figure, grid = panels(len(shown), columns, 2.1, 1.8, (0, 0.6), **look)
     for axes, k in zip(grid, shown, strict=True):
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
-        axes.axhline(0, color=GREY, linewidth=0.8)
-        axes.errorbar(at, mean, (mean - low, high - mean), fmt="o", ms=3.5, color=COLOURS[0])
+        axes.axhline(0, color=GRAY, linewidth=0.8)
+        axes.errorbar(at, mean, (mean - low, high - mean), fmt="o", ms=3.5, color=COLORS[0])
         axes.set_title(style.plain(style.short(labels[k], 24)), fontsize=style.pt(9))
         axes.tick_params(labelsize=style.pt(8))
     return style.titled(figure, f"Posterior means and 95% intervals by {across}{some}")
@@ -310,11 +310,11 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
     for axes, (name, (x, y, at, draws)) in zip(grid, clients.items(), strict=True):
         x, y, at, draws = (np.asarray(v, dtype=float) for v in (x, y, at, draws))
         low, high = np.quantile(draws, [0.025, 0.975], 0)
-        axes.fill_between(at, low, high, color=COLOURS[0], alpha=0.25, lw=0, label="95% interval")
-        axes.plot(at, draws.mean(0), color=COLOURS[0], label="posterior mean")
+        axes.fill_between(at, low, high, color=COLORS[0], alpha=0.25, lw=0, label="95% interval")
+        axes.plot(at, draws.mean(0), color=COLORS[0], label="posterior mean")
         if len(np.unique(x)) > 1:
             own = np.polynomial.Polynomial.fit(x, y, 1)(at)
-            axes.plot(at, own, "--", color=COLOURS[1], lw=1, label="least squares, alone")
+            axes.plot(at, own, "--", color=COLORS[1], lw=1, label="least squares, alone")
         axes.plot(x, y, ".", color="black", markersize=3)
         axes.set_title(style.plain(style.short(name, 16)), fontsize=style.pt(8), pad=2)
         axes.tick_params(labelsize=style.pt(7))
@@ -327,10 +327,10 @@ def _intervals(axes: Axes, rows: many.FigureRows, fits: Mapping[str, Summary]) -
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float)[rows.order] for v in summary)
         at = rows.at + shift * rows.step * (i - (len(fits) - 1) / 2)
-        colour, marker = COLOURS[i % len(COLOURS)], style.MARKERS[i % len(style.MARKERS)]
+        color, marker = COLORS[i % len(COLORS)], style.MARKERS[i % len(style.MARKERS)]
         for places, size in rows.parts():
-            look: dict[str, Any] = {"fmt": marker, "color": colour, "label": name}
-            look |= {"lw": 1.2 * size, "ms": 3.5 * size, "ecolor": (colour, size)}
+            look: dict[str, Any] = {"fmt": marker, "color": color, "label": name}
+            look |= {"lw": 1.2 * size, "ms": 3.5 * size, "ecolor": (color, size)}
             ends = (mean - low, high - mean)
             axes.errorbar(mean[places], at[places], xerr=[v[places] for v in ends], **look)
 
@@ -344,7 +344,7 @@ def _stars(axes: Axes, rows: many.FigureRows, truth: Any) -> None:
 
 
 def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
-    """Plot a conditional effect with its band, one colour for each value of the second column.
+    """Plot a conditional effect with its band, one color for each value of the second column.
 
     Args:
         table: what `pyrofl.effects.conditional` returns.

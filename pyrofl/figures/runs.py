@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl.figures import many, style
-from pyrofl.figures.style import GREY, panels, styles, theme, with_legend
+from pyrofl.figures.style import GRAY, panels, styles, theme, with_legend
 from pyrofl.files.run_folder import replacing
 from pyrofl.metrics import Bins
 
@@ -29,7 +29,7 @@ __all__ += ["theme", "watched"]
 FEWEST, SMALLEST = 25, 0.02
 
 MANY = 12  # methods that are drawn in the order of their scores
-MOST, LATE = 6, 5  # sites with a colour of their own: those that moved most in the last rounds
+MOST, LATE = 6, 5  # sites with a color of their own: those that moved most in the last rounds
 PARTS = {  # what moved -> its unit and its kind of line
     "mean": ("standard deviations", "-"),
     "sd": ("standard deviations", "--"),
@@ -109,7 +109,7 @@ def convergence(run: Any) -> Figure:
 
     Args:
         run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its status is the
-            title, and the sites that moved most in the last rounds have colours.
+            title, and the sites that moved most in the last rounds have colors.
 
     Raises:
         ValueError: if no round moved anything that is compared.
@@ -138,12 +138,12 @@ def convergence(run: Any) -> Figure:
             axes.plot(points["round"], seen, label=name, **look)
         axes.set_yscale("log")
         small, low = part["small"].iloc[0], min(axes.get_ylim()[0], part["small"].iloc[0] / 2)
-        axes.axhspan(low, small, color=style.COLOURS[2], alpha=0.12, lw=0, label=SMALL)
+        axes.axhspan(low, small, color=style.COLORS[2], alpha=0.12, lw=0, label=SMALL)
         axes.set_ylim(low, None)
         axes.set_ylabel(f"change per round\n({unit})")
         style.mark_rounds(axes.xaxis)
     notes = ["solid: means; dashed: standard deviations"] * ("sd" in set(moved["part"]))
-    notes += [f"grey: {len(far) - MOST} that moved less"] * (len(far) > MOST)
+    notes += [f"gray: {len(far) - MOST} that moved less"] * (len(far) > MOST)
     return with_legend(figure, grid, looks, "; ".join(notes), title=_capital(str(verdict)))
 
 
@@ -235,7 +235,7 @@ def comparison(
             axes.axhspan(lane - 0.5, lane + 0.5, color="#f2f2f2", lw=0, zorder=0)
         means = [values.mean() for _, values in marks]
         if seeds == 1 and len(marks) > 1:
-            axes.hlines(lane, min(means), max(means), color=GREY, lw=1, zorder=1)
+            axes.hlines(lane, min(means), max(means), color=GRAY, lw=1, zorder=1)
         for i, (name, values) in enumerate(marks):
             height = lane + step * (i - (len(marks) - 1) / 2)
             error = np.nan_to_num(values.sem())
@@ -262,7 +262,7 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     """Plot validation scores of all settings in tuning against the rounds of their trials.
 
     Args:
-        rows: of tune.csv. The chosen setting and the best of the others have colours. Scores of
+        rows: of tune.csv. The chosen setting and the best of the others have colors. Scores of
             several seeds are drawn as their mean.
         metric: that they were compared by.
     """
@@ -293,7 +293,7 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
 def reliability(bins: Mapping[str, Bins]) -> Figure:
     """Plot a reliability diagram and a histogram of confidence for each model.
 
-    The area of a point grows with the rows of its bin. A line joins neighbouring bins that hold
+    The area of a point grows with the rows of its bin. A line joins neighboring bins that hold
     enough rows; the others are hollow: there a line would show noise as a trend.
 
     Args:
@@ -301,7 +301,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     """
     figure = style.canvas(5.7, 5.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
+    upper.plot([0, 1], [0, 1], color=GRAY, linewidth=1, label="calibrated")
     notes = ["area: rows of the bin"]
     looks = styles(bins)
     for name, look in looks.items():

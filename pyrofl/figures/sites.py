@@ -10,7 +10,7 @@ import numpy as np
 
 from pyrofl.data.tables.wording import number_of
 from pyrofl.figures import many, style
-from pyrofl.figures.style import COLOURS, GREY, panels, styles, with_legend
+from pyrofl.figures.style import COLORS, GRAY, panels, styles, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     """Plot the number of training rows of each client and class.
 
     Args:
-        counts: [clients, classes] numbers of rows; of one class alone there are no colours.
+        counts: [clients, classes] numbers of rows; of one class alone there are no colors.
         names: of the clients; by default, and if they are many, their numbers.
         classes: names of the classes, likewise.
     """
@@ -82,11 +82,11 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     many.refuse_outside("deviation", deviation, 0.0)
     share = 100 * tau / tau.sum()
     figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
-    weights.scatter(size, share, color=COLOURS[0], **many.dots(len(size)))
-    weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
+    weights.scatter(size, share, color=COLORS[0], **many.dots(len(size)))
+    weights.axhline(100 / len(tau), color=COLORS[1], linestyle="--", label="equal weights")
     weights.set(ylim=(0, 1.15 * share.max()))
     weights.set_ylabel(r"weight $\tau_j \,/\, \Sigma\tau$ (%)")
-    distances.scatter(size, deviation, color=COLOURS[2], **many.dots(len(size)))
+    distances.scatter(size, deviation, color=COLORS[2], **many.dots(len(size)))
     distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
     distances.set_ylabel(r"squared deviation $\|\mu_j - w\|^2 \,/\, d$")
     for axes in (weights, distances):
@@ -105,7 +105,7 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     Args:
         size: [J], training rows.
         value: [J], of the metric; NaN where a client was not tested. Or name -> [J] for several
-            models: grey lines join what they reach for the same client.
+            models: gray lines join what they reach for the same client.
         metric: what it is.
         ax: where to draw; None makes a figure.
     """
@@ -118,17 +118,17 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     joined = named and len(size) <= many.CROWD
     if joined:
         ends = np.stack(list(models.values()))
-        axes.vlines(beside, ends.min(0), ends.max(0), color=GREY, linewidth=0.8, zorder=1)
+        axes.vlines(beside, ends.min(0), ends.max(0), color=GRAY, linewidth=0.8, zorder=1)
     for name, style_of in styles(models).items():
-        values, colour = models[name], style_of["color"]
-        look: dict[str, Any] = {"color": colour, "marker": style_of["marker"]}
+        values, color = models[name], style_of["color"]
+        look: dict[str, Any] = {"color": color, "marker": style_of["marker"]}
         axes.scatter(beside, values, label=name, **look, **many.dots(len(size)))
         if np.isfinite(values).any():
             middle, of = (
                 float(np.nanmean(values)),
                 f"mean of {name}" if named else "mean of clients",
             )
-            line: dict[str, Any] = {"color": colour if named else COLOURS[1], "ls": "--", "lw": 1.2}
+            line: dict[str, Any] = {"color": color if named else COLORS[1], "ls": "--", "lw": 1.2}
             axes.axhline(middle, label=f"{of}: {middle:.3g}", **line)
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
@@ -155,7 +155,7 @@ def differences(
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
-            worse, grey is inconclusive. Every model gets a panel, sites are from top to bottom; if
+            worse, gray is inconclusive. Every model gets a panel, sites are from top to bottom; if
             there is no room for all names, they are sorted by difference, and the ends have names.
         unit: of the differences.
         own: name of the model that the others are compared with.
@@ -169,9 +169,9 @@ def differences(
     figure, grid = panels(len(sites), columns, 3.1, tall + 0.7, (1.2, 1.0), "x", **how)
     figure.supxlabel(f"difference from the client's {own} ({unit})", fontsize=style.pt(10))
     looks: dict[str, dict[str, Any]] = {
-        "better than its own": {"color": COLOURS[0], "marker": "o"},
-        "worse": {"color": COLOURS[1], "marker": "s"},
-        "inconclusive": {"color": GREY, "marker": "D"},
+        "better than its own": {"color": COLORS[0], "marker": "o"},
+        "worse": {"color": COLORS[1], "marker": "s"},
+        "inconclusive": {"color": GRAY, "marker": "D"},
     }
     every = {model: np.array([of[n] for n in names], dtype=float).T for model, of in sites.items()}
     for model, (_, low, high) in every.items():
@@ -187,8 +187,8 @@ def differences(
         for places, size in rows.parts():
             for kind, (label, look) in enumerate(looks.items()):
                 chosen = places[kinds[places] == kind]
-                at, colour = rows.at[chosen], (look["color"], size)
-                axes.hlines(at, low[chosen], high[chosen], color=colour, linewidth=1.6 * size)
+                at, color = rows.at[chosen], (look["color"], size)
+                axes.hlines(at, low[chosen], high[chosen], color=color, linewidth=1.6 * size)
                 mark: dict[str, Any] = {"linestyle": "none", "ms": 5 * size, "label": label}
                 axes.plot(middle[chosen], at, **look, **mark)
         rows.label(axes, names, "mean difference" if len(every) > 1 else "difference")

@@ -23,11 +23,11 @@ Look = Mapping[str, Any]
 Summary = tuple[Any, Any, Any]
 """Means [J], and the lower and upper ends [J] of 95% intervals."""
 
-# Okabe and Ito's, which colour-blind readers tell apart; shapes differ as well.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's, which color-blind readers tell apart; shapes differ as well.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
-GREY = "#999999"
+GRAY = "#999999"
 WIDEST, TALLEST, NARROWEST = 14.0, 9.0, 5.0  # inches of the panels of a figure
 CURVES = 14  # that have looks of their own
 PALE = "#cccccc"  # of further curves
@@ -38,7 +38,7 @@ THEMES: dict[str, dict[str, Any]] = {
     "page": {},
     "slides": {
         "font.size": 14.0,
-        "axes.prop_cycle": f"cycler('color', {[*COLOURS]})",  # of a user's own lines
+        "axes.prop_cycle": f"cycler('color', {[*COLORS]})",  # of a user's own lines
         "lines.linewidth": 2.2,
         "lines.markersize": 8.0,
         "axes.linewidth": 1.1,
@@ -187,10 +187,10 @@ def styles(names: Iterable[str], most: int = CURVES) -> dict[str, dict[str, Any]
         if i >= most:
             looks[name] = {"color": PALE, "marker": ".", "linestyle": "-", "zorder": 1}
             continue
-        again, k = divmod(i, len(COLOURS))  # a second round has other lines and markers
+        again, k = divmod(i, len(COLORS))  # a second round has other lines and markers
         kind = LINES[(k + again) % len(LINES)]
         mark = MARKERS[(k + again) % len(MARKERS)]
-        looks[name] = {"color": COLOURS[k], "marker": mark, "linestyle": kind}
+        looks[name] = {"color": COLORS[k], "marker": mark, "linestyle": kind}
     return looks
 
 
@@ -234,15 +234,15 @@ def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
     """Plot points, larger for more rows; fill the `joined` points and connect them by lines."""
-    colour, area, layer = (
+    color, area, layer = (
         style["color"],
         12 + 90 * rows / max(1, rows.max()),
         style.get("zorder", 3),
     )
-    line = {"linestyle": style["linestyle"], "color": colour, "zorder": min(2, layer)}
+    line = {"linestyle": style["linestyle"], "color": color, "zorder": min(2, layer)}
     axes.plot(x, np.where(joined, y, np.nan), **line)
-    look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": layer}
-    look["facecolors"] = [colour if full else "white" for full in joined]
+    look: dict[str, Any] = {"edgecolors": color, "alpha": 0.85, "clip_on": False, "zorder": layer}
+    look["facecolors"] = [color if full else "white" for full in joined]
     axes.scatter(x, y, area, marker=style["marker"], **look)
     axes.plot([], [], label=name, **style)
 
@@ -316,7 +316,7 @@ def with_legend(
     looks = order if isinstance(order, Mapping) else {}
     pale = [name for name in handle_by_label if looks.get(name, {}).get("color") == PALE]
     if pale:
-        note = f"{note}; grey: {len(pale)} more" if note else f"grey: {len(pale)} more"
+        note = f"{note}; gray: {len(pale)} more" if note else f"gray: {len(pale)} more"
     handle_by_label = {
         n: handle_by_label[n]
         for n in dict.fromkeys([*order, *handle_by_label])

@@ -19,7 +19,7 @@ from pyrofl.nets.architectures import Chain, Noise, module
 from pyrofl.nets.drawing import Drawn
 from pyrofl.nets.unsupported import refuse, refuse_integers
 from pyrofl.recipes import rebuildable
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors, matches, seeded
 
 Forward = Callable[[Tensors, Tensor], Tensor]
@@ -29,7 +29,7 @@ Forward = Callable[[Tensors, Tensor], Tensor]
 MOST = 2**31  # of inputs or outputs, more than any layer has
 
 
-class Network(Summarised):
+class Network(Summarized):
     """Torch module as a function of its parameters, run for many clients at once.
 
     Parameters with requires_grad=False are constants: they are never trained, drawn, sent or given

@@ -187,7 +187,7 @@ def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Ten
     if dataset.likelihood == LEARNED:
         y = dataset.y.double().numpy()
         sums = [summarize_values(y[rows]) for rows in train]
-        options["centre"], options["scale"] = reduce(add, sums).moments
+        options["center"], options["scale"] = reduce(add, sums).moments
     return x, replace(dataset.source, **options) if dataset.source else None
 
 

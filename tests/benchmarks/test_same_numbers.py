@@ -121,8 +121,8 @@ def test_pfedvem(digits, alike):
     mine = [found[n] for n in names]
     head = torch.cat([mine[2], mine[3][:, None]], 1)
 
-    (*base, centre), taus = last(good_loop.pfedvem(digits, weights, everyone, lr=0.01))
-    assert_same([*mine[:2], head, found["private/tau"]], [*base, centre, taus])
+    (*base, center), taus = last(good_loop.pfedvem(digits, weights, everyone, lr=0.01))
+    assert_same([*mine[:2], head, found["private/tau"]], [*base, center, taus])
     assert_same(mine, last(floors.pfedvem(digits, weights, CHUNK, share=2.0, lr=0.01)))
 
     module = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
@@ -138,7 +138,7 @@ LOOPS = {
     "fedprox": (lambda n: fedprox.build(n, mu=0.5, **PLAIN), proximal_loop.fedprox, (0.5,)),
     "ditto": (lambda n: ditto.build(n, strength=0.5, **PLAIN), proximal_loop.ditto, (0.5,)),
     "pfedme": (
-        lambda n: pfedme.build(n, strength=5.0, lr_centre=0.05, **PLAIN),
+        lambda n: pfedme.build(n, strength=5.0, lr_center=0.05, **PLAIN),
         proximal_loop.pfedme,
         (0.05, 5.0, 5),
     ),

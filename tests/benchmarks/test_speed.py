@@ -17,10 +17,10 @@ def test_clients_are_as_described():
     assert SETTINGS["giant"].make().sizes.tolist() == [4000, *(50,) * 99]
 
 
-def test_turns_are_summarised_without_the_first():
+def test_turns_are_summarized_without_the_first():
     of = speed.Time
     turns = [(of(9, 9), of(9, 9)), (of(1, 1), of(2, 3)), (of(2, 1), of(6, 3))]
-    found = speed.summarised("a", 2, turns)
+    found = speed.summarized("a", 2, turns)
     assert found == ("a", 2, 1.5, 4.0, 2.5, 2.0, 3.0, 1.0, 3.0, 3.0, 9, 9)
     assert speed.slower([found]) == []
     assert speed.slower([found._replace(cpu_ratio=0.9)]) == ["a (2)"]

@@ -25,7 +25,7 @@ BOXES = "h1, h2, p, pre, figcaption, nav a, .wide, figure"
 STICKING = f"""() => [...document.querySelectorAll('{BOXES}')]
   .filter(e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
   .map(e => e.outerHTML.slice(0, 80))"""
-COLOURS = """() => [...document.querySelectorAll('p, pre, td, th, nav a, h1')].map(e => {
+COLORS = """() => [...document.querySelectorAll('p, pre, td, th, nav a, h1')].map(e => {
   const own = getComputedStyle(e);
   let at = e;
   while (getComputedStyle(at).backgroundColor === 'rgba(0, 0, 0, 0)' && at.parentElement)
@@ -78,10 +78,10 @@ def opened(browser: Any, path: Path, **how: Any) -> Any:
     return page
 
 
-def contrast(colours: list[str]) -> float:
+def contrast(colors: list[str]) -> float:
     """Return how far text stands out from what is behind it, by the rule of the W3C."""
     lights = []
-    for text in colours:
+    for text in colors:
         parts = [int(v) / 255 for v in text[4:-1].split(",")]
         linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
         lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
@@ -97,7 +97,7 @@ def test_it_is_read_without_scrolling_sideways(browser, request, tmp_path, size,
     assert shown.evaluate(STICKING) == []
     dark = shown.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark == (scheme == "dark")
-    assert min(map(contrast, shown.evaluate(COLOURS))) >= 4.5
+    assert min(map(contrast, shown.evaluate(COLORS))) >= 4.5
     shown.screenshot(path=tmp_path / f"{which}.png", full_page=True)
     shown.close()
 

@@ -409,7 +409,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "reordered": [],
         "unseen": {},
         "scales": "",
-        "centre": pytest.approx(11 / 24),
+        "center": pytest.approx(11 / 24),
         "scale": pytest.approx((11 * 13) ** 0.5 / 24),
         "preparation": json.loads(Preprocessor((Prepared("x"), Prepared("z"))).to_json()),
         "client_column": "who",
@@ -453,8 +453,8 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
     facts = json.loads((tmp_path / "out/run.json").read_text())
     assert facts["experiment"]["scaling"] == "standardize"
     made = Preprocessor.from_json(json.dumps(facts["data"]["preparation"]))
-    assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
-    assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
+    assert made.columns[0].center == 3  # days 0 to 6 of a and of b
+    assert made.columns[1].center == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
     assert {r["client"] for r in read_csv(tmp_path / "out/clients.csv")} == {"a", "b", "c"}
     with xarray.open_datatree(tmp_path / "out/posterior.nc", engine="h5netcdf") as tree:
         scale = tree["constant_data"]["feature_scale"]

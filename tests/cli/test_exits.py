@@ -214,7 +214,7 @@ def test_names_of_all_kinds_are_drawn_as_they_are(tmp_path, capsys):
 @pytest.mark.draws
 def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     def broken(*_: object) -> None:
-        raise ValueError("no such\ncolour")
+        raise ValueError("no such\ncolor")
 
     monkeypatch.setattr(figures, "curves", broken)
     out = tmp_path / "o"
@@ -222,7 +222,7 @@ def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith("model")
     assert printed.err.strip() == (
-        f"pyrofl: error: {out} holds all results, but no {out}/figures/curves.png: no such colour"
+        f"pyrofl: error: {out} holds all results, but no {out}/figures/curves.png: no such color"
     )
     whole = {"checkpoint.safetensors", "clients.csv", "figures", "metrics.csv", "posterior.nc"}
     whole |= {"rows.csv", "run.json"}
@@ -233,14 +233,14 @@ def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
 @pytest.mark.draws
 def test_a_figure_that_fails_loses_no_comparison(tmp_path, monkeypatch, capsys):
     def broken(*_: object) -> None:
-        raise KeyError("colour")
+        raise KeyError("color")
 
     monkeypatch.setattr(figures, "curves", broken)
     out = tmp_path / "o"
     assert main(["compare", "local", *SMALL, "--seeds", "1", "--out", str(out)]) == 3
     printed = capsys.readouterr()
     assert printed.out.startswith("method")
-    assert printed.err.count("curves.png: KeyError: 'colour' (unexpected;") == 2
+    assert printed.err.count("curves.png: KeyError: 'color' (unexpected;") == 2
     assert len(read_csv(out / "compare.csv")) > 3
     assert not (out / "local-0/checkpoint.safetensors").exists()
 

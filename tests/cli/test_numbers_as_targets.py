@@ -1,4 +1,4 @@
-"""A numeric target is standardised inside and its noise is learned, in the target's own unit."""
+"""A numeric target is standardized inside and its noise is learned, in the target's own unit."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def test_the_unit_is_stated_and_saved_with_the_run(capsys):
     assert "predictions and scores are in its own unit" in told
     found, run = arviz.from_netcdf("run/posterior.nc"), pyrofl.load("run")
     attrs, source = found["posterior"].attrs, run.data.source
-    assert (attrs["target"], attrs["target_centre"]) == ("cost", source.centre)
+    assert (attrs["target"], attrs["target_center"]) == ("cost", source.center)
     assert "have the unit of cost" in attrs["target_unit"]
     assert 40_000 < float(found["observed_data"]["y"].mean()) < 60_000
-    assert float(found["posterior_predictive"]["y"].mean()) == pytest.approx(source.centre, rel=0.1)
+    assert float(found["posterior_predictive"]["y"].mean()) == pytest.approx(source.center, rel=0.1)
     assert "noise.log_scale" in found["posterior"]
 
 
@@ -120,10 +120,10 @@ def test_the_sums_are_of_clients_that_train_and_their_training_rows():
         datasets.load("csv:old.csv", target="cost", client_column="site"), "groups", held_out=["D"]
     )
     mine = data.y[torch.cat(data.train[:3])].double()
-    assert data.source.centre == pytest.approx(float(mine.mean()), rel=1e-12)
+    assert data.source.center == pytest.approx(float(mine.mean()), rel=1e-12)
     assert data.source.scale == pytest.approx(float(mine.std(correction=0)), rel=1e-9)
     known = datasets.load("csv:old.csv", target="cost", client_column="site", likelihood="normal:3")
-    assert not federations.split(known, "groups").source.is_standardised
+    assert not federations.split(known, "groups").source.is_standardized
 
 
 def test_steps_of_least_squares_have_the_density_and_gradient_they_claim():

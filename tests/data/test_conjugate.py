@@ -57,8 +57,8 @@ def test_one_weight_vector_shared_by_a_pair_of_quadratics():
         torch.linalg.cholesky(torch.tensor(m, dtype=DOUBLE)).T
         for m in ([[4.0, 0.0], [0.0, 1.0]], [[2.0, 0.5], [0.5, 3.0]])
     ]
-    centres = [torch.tensor(c, dtype=DOUBLE) for c in ([1.0, 0.0], [-1.0, 2.0])]
-    task = conjugate(roots, [r @ c for r, c in zip(roots, centres, strict=True)])
+    centers = [torch.tensor(c, dtype=DOUBLE) for c in ([1.0, 0.0], [-1.0, 2.0])]
+    task = conjugate(roots, [r @ c for r, c in zip(roots, centers, strict=True)])
     mean, covariance = task.pooled(torch.zeros(2), torch.eye(2) / 2)
     near(mean, [0.3707, 1.1810])
     near(covariance, [[0.1552, -0.0172], [-0.0172, 0.2241]])
@@ -73,12 +73,12 @@ def test_a_random_regression_agrees_with_the_joint_gaussian(rows):
     for j, index in enumerate(task.federation.train):
         x, y = task.federation.x[index], task.federation.y[index]
         prior = torch.eye(3, dtype=DOUBLE) / tau[j]
-        centre = loc[j].double()
+        center = loc[j].double()
         marginal = torch.eye(len(y), dtype=DOUBLE) + x @ prior @ x.T
         gain = prior @ x.T @ torch.linalg.inv(marginal)
-        torch.testing.assert_close(mean[j], centre + gain @ (y - x @ centre))
+        torch.testing.assert_close(mean[j], center + gain @ (y - x @ center))
         torch.testing.assert_close(covariance[j], prior - gain @ x @ prior)
-        expected = MultivariateNormal(x @ centre, marginal).log_prob(y)
+        expected = MultivariateNormal(x @ center, marginal).log_prob(y)
         torch.testing.assert_close(evidence[j], expected)
 
 

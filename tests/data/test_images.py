@@ -30,7 +30,7 @@ def idx(path, array):
     path.write_bytes(head + array.tobytes())
 
 
-def grey(folder, train, test):
+def gray(folder, train, test):
     """Write both parts, four and two images, in a folder of torchvision."""
     images, labels = pixels(6, 28, 28), np.array([3, 0, 9, 1, 2, 9], dtype=np.uint8)
     for prefix, part in ((train, slice(4)), (test, slice(4, 6))):
@@ -51,7 +51,7 @@ def assert_same(data, images, labels):
     [("mnist", "MNIST", "0 - zero"), ("fashion_mnist", "FashionMNIST", "T-shirt/top")],
 )
 def test_mnist_and_fashion_mnist(tmp_path, name, folder, first):
-    images, labels = grey(tmp_path / folder, "train", "t10k")
+    images, labels = gray(tmp_path / folder, "train", "t10k")
     data = load(name, data_dir=tmp_path)
     assert_same(data, images[:, None], labels)
     assert len(data.classes) == 10
@@ -59,7 +59,7 @@ def test_mnist_and_fashion_mnist(tmp_path, name, folder, first):
 
 
 def test_emnist_is_turned_upright(tmp_path):
-    images, labels = grey(tmp_path / "EMNIST", "emnist-byclass-train", "emnist-byclass-test")
+    images, labels = gray(tmp_path / "EMNIST", "emnist-byclass-train", "emnist-byclass-test")
     data = load("emnist", data_dir=tmp_path)
     assert_same(data, images.transpose(0, 2, 1)[:, None], labels)
     assert len(data.classes) == 62
@@ -124,7 +124,7 @@ def cifar(tmp_path, monkeypatch):
     return write
 
 
-def test_cifar10_is_normalised(tmp_path, cifar):
+def test_cifar10_is_normalized(tmp_path, cifar):
     labels = [0, 1, 2, 3, 9, 5]
     batches = {f"data_batch_{i}": n for i, n in enumerate((1, 1, 1, 1, 0), 1)} | {"test_batch": 2}
     names = ("labels", "label_names", 10, "batches.meta")

@@ -12,7 +12,7 @@ from pyrofl.data import Dataset
 from pyrofl.data.loaders.datasets import join, load, resized
 
 
-def images(name="grey", shape=(1, 4, 6), classes=("a", "b"), rows=6):
+def images(name="gray", shape=(1, 4, 6), classes=("a", "b"), rows=6):
     x = torch.arange(rows * int(np.prod(shape))).reshape(rows, *shape) / 100
     y = torch.arange(rows) % len(classes)
     return Dataset(name, x, y, torch.arange(rows) >= rows - 2, classes)
@@ -21,13 +21,13 @@ def images(name="grey", shape=(1, 4, 6), classes=("a", "b"), rows=6):
 def test_rows_and_classes_are_side_by_side():
     one, two = images(), images("other", classes=("b", "c", "d"))
     data = join([one, two])
-    assert data.name == "grey+other"
-    assert data.classes == ("a", "grey b", "other b", "c", "d")
+    assert data.name == "gray+other"
+    assert data.classes == ("a", "gray b", "other b", "c", "d")
     assert data.y.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 4, 2, 3, 4]
     assert torch.equal(data.x, torch.cat([one.x, two.x]))
     assert data.is_test.tolist() == 2 * ([False] * 4 + [True] * 2)
     assert data.groups["domain"].tolist() == [0] * 6 + [1] * 6
-    assert data.group_names["domain"] == ("grey", "other")
+    assert data.group_names["domain"] == ("gray", "other")
     assert data.types is None
 
 
@@ -38,22 +38,22 @@ def test_finer_types_stay_apart():
 
 
 def test_images_are_brought_to_the_largest_shape():
-    grey, colour = images(), images("colour", (3, 8, 3))
-    data = join([grey, colour])
+    gray, color = images(), images("color", (3, 8, 3))
+    data = join([gray, color])
     assert data.x.shape == (12, 3, 8, 6)
     assert torch.equal(data.x[:6, 0], data.x[:6, 2])
-    assert join([grey, colour], shape=(3, 2, 2)).x.shape == (12, 3, 2, 2)
+    assert join([gray, color], shape=(3, 2, 2)).x.shape == (12, 3, 2, 2)
 
 
 def test_resizing_keeps_what_it_can():
-    grey = images(shape=(1, 4, 4))
-    assert resized(grey, (1, 4, 4)) is grey
-    colour = resized(grey, (3, 4, 4)).x
-    assert all(torch.equal(colour[:, c], grey.x[:, 0]) for c in range(3))
-    # Half the size is a mean of neighbours, which keeps the mean of an image.
-    flat = replace(grey, x=torch.full((6, 1, 4, 4), 0.7))
+    gray = images(shape=(1, 4, 4))
+    assert resized(gray, (1, 4, 4)) is gray
+    color = resized(gray, (3, 4, 4)).x
+    assert all(torch.equal(color[:, c], gray.x[:, 0]) for c in range(3))
+    # Half the size is a mean of neighbors, which keeps the mean of an image.
+    flat = replace(gray, x=torch.full((6, 1, 4, 4), 0.7))
     torch.testing.assert_close(resized(flat, (1, 9, 2)).x, torch.full((6, 1, 9, 2), 0.7))
-    chess = replace(grey, x=(torch.arange(16).reshape(1, 1, 4, 4) // 4 % 2).float())
+    chess = replace(gray, x=(torch.arange(16).reshape(1, 1, 4, 4) // 4 % 2).float())
     assert resized(chess, (1, 2, 2)).x.std() < 0.2 * chess.x.std()
 
 

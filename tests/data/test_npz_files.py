@@ -45,7 +45,7 @@ def save(path, arrays):
     return f"npz:{path}"
 
 
-def test_npz_of_grey_images(tmp_path, arrays):
+def test_npz_of_gray_images(tmp_path, arrays):
     data = load(save(tmp_path / "zoo.npz", arrays))
     assert data.name == "zoo"
     assert data.x.dtype == torch.float32
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_refused_or_read(tmp_path, arrays):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target": "colour"}, "has no array colour_labels"),
+        ({"target": "color"}, "has no array color_labels"),
         ({"client_column": "writer"}, "has no array writer"),
         ({"likelihood": "normal"}, "likelihood is 'normal'; expected none"),
         ({"features": ["a"]}, r"features is \['a'\]; expected none"),

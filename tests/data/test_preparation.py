@@ -80,7 +80,7 @@ def test_features_are_those_of_scikit_learn_on_pooled_rows():
     made = Preprocessor.of(summarize_columns(part, list(frame), ["pain"]) for part in parts)
     scaler = StandardScaler().fit(frame[["chol", "flux"]])
     torch.testing.assert_close(
-        made.centre[:2], torch.from_numpy(scaler.mean_), rtol=1e-12, atol=0.0
+        made.center[:2], torch.from_numpy(scaler.mean_), rtol=1e-12, atol=0.0
     )
     # The mean of flux is known to 1e-16 of a million, which is 1e-8 of its standard deviation.
     assert made.scale[0].item() == pytest.approx(scaler.scale_[0], rel=1e-12)
@@ -124,7 +124,7 @@ def test_clients_that_are_held_out_tell_nothing(hospitals):
     """Of a and b alone; a category that c alone has is taken for none, and said."""
     data = federations.split(loaded(hospitals), "groups", held_out=1)
     made = data.source.preparation
-    assert made.columns[0].centre == pytest.approx(np.mean([63, 41, 57, 44, 70, 39, 52]))
+    assert made.columns[0].center == pytest.approx(np.mean([63, 41, 57, 44, 70, 39, 52]))
     assert "pain=odd" not in made.features
     assert data.source.unseen == {"pain": "odd in 1 rows"}
     pain = [n for n, name in enumerate(made.features) if name.startswith("pain=")]
@@ -140,7 +140,7 @@ def test_test_rows_tell_nothing(tmp_path):
     )
     asked = {"target": "y", "client_column": "g", "scaling": "standardize", "test_column": "part"}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "groups")
-    assert data.source.preparation.columns[0].centre == 3
+    assert data.source.preparation.columns[0].center == 3
     assert [len(rows) for rows in (*data.train, *data.test)] == [7, 3]
     assert data.source.features == ("x",)
 
@@ -205,7 +205,7 @@ def test_numbers_are_categories_where_they_are_named(tmp_path):
     asked = {"target": "y", "categories": ["k"]}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "iid", 2)
     assert data.source.features == ("k=9", "k=10", "k=11", "x")  # in numerical order
-    assert data.x[:, 3].tolist() == list(range(12))  # not standardised
+    assert data.x[:, 3].tolist() == list(range(12))  # not standardized
     assert data.x[:, :3].sum(1).tolist() == [1] * 12
 
 
@@ -312,7 +312,7 @@ def test_scales_of_features_are_in_what_arviz_gets(hospitals):
     made = data.source.preparation
     assert constant["feature"].values.tolist() == list(made.features)
     assert constant["feature_scale"].sel(feature="chol").item() == made.columns[1].scale
-    assert constant["feature_centre"].sel(feature="age").item() == made.columns[0].centre
+    assert constant["feature_center"].sel(feature="age").item() == made.columns[0].center
 
 
 def test_numbers_whose_squares_are_0_are_refused(tmp_path):

@@ -118,7 +118,7 @@ def test_every_client_has_its_distribution_and_every_data_set_a_color():
     figure = figures.entropies(clients, classes=10)
     axes = figure.axes[0]
     looks = [(line.get_color(), line.get_linewidth()) for line in axes.lines]
-    blue, orange = style.COLOURS[:2]
+    blue, orange = style.COLORS[:2]
     assert looks == [(blue, 0.7)] * 3 + [(blue, 2.4)] + [(orange, 0.7)] * 2 + [(orange, 2.4)]
     together = np.sort(np.concatenate(clients["in"]))
     x, y = axes.lines[3].get_data()

@@ -231,8 +231,8 @@ CURVES = {
 @pytest.mark.parametrize("name", CURVES)
 def test_a_long_legend_leaves_the_panels_their_size(name):
     few, several, lots = (CURVES[name](count) for count in (2, 14, 41))
-    assert "grey" not in note(several)
-    assert "grey: 27 more" in note(lots)
+    assert "gray" not in note(several)
+    assert "gray: 27 more" in note(lots)
     assert overlaps(few) == []
     for figure in (several, lots):
         assert len([t for t in figure.legends[0].texts if t.get_text().startswith("method")]) == 14
@@ -253,7 +253,7 @@ def test_a_long_label_is_wrapped():
     ]
     figure = figures.tuning([row | {"chosen": row["score"] == 0} for row in rows], "accuracy")
     assert overlaps(figure) == []
-    assert note(figure) == "the first one is chosen; grey: 3 more"
+    assert note(figure) == "the first one is chosen; gray: 3 more"
 
 
 # Missing values.
@@ -352,7 +352,7 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
     table.attrs.update(column="ward", by="unit", response="y")
     figure = figures.conditional(table)
     assert overlaps(figure) == []
-    assert "grey: 6 more" in note(figure)
+    assert "gray: 6 more" in note(figure)
     looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in figure.axes[0].containers]
     assert len({*looks}) >= 8
     at = np.concatenate([c.lines[0].get_xdata() for c in figure.axes[0].containers])

@@ -131,7 +131,7 @@ def test_slides_have_larger_type_and_no_background():
     assert sizes[2] == sizes[0]  # the theme ends with its block
     with figures.theme("slides"):
         (line,) = Figure().subplots().plot([1, 2])  # one of a user's own
-    assert line.get_color() == style.COLOURS[0]
+    assert line.get_color() == style.COLORS[0]
     assert slide.get_facecolor()[3] == 0
     assert page.get_facecolor()[3] == 1
     assert overlaps(slide) == []

@@ -50,11 +50,11 @@ def test_clients_with_one_name_share_a_panel_with_a_kind_of_line_each():
             lines = [line for line in axes.lines if len(line.get_xdata()) == 21]
             for line, (b, m) in zip(lines, np.ndindex(3, 2), strict=True):
                 np.testing.assert_array_equal(line.get_ydata(), value[:, members[m], b])
-                assert line.get_color() == style.COLOURS[b]
+                assert line.get_color() == style.COLORS[b]
                 assert line.get_linestyle() == style.LINES[m]
             assert axes.lines[0].get_ydata()[0] == pytest.approx(1 / 3)
     assert labels(figure) == ["branch 1", "branch 2", "branch 3"]
-    assert note(figure) == "kinds of lines: clients; grey: equal weights"
+    assert note(figure) == "kinds of lines: clients; gray: equal weights"
     assert overlaps(figure) == []
 
 
@@ -67,7 +67,7 @@ def test_a_panel_per_client_by_default(clients):
         columns = len({axes.get_position().x0.round(3) for axes in block.axes})
         named = [axes.get_xlabel() == "round" for axes in block.axes]
         assert named == [j + columns >= clients for j in range(clients)]
-    assert note(figure) == "grey: equal weights"
+    assert note(figure) == "gray: equal weights"
     assert overlaps(figure) == []
 
 
@@ -92,8 +92,8 @@ def test_the_simplex_has_a_client_in_every_corner():
     assert contours.levels[[0, -1]] == pytest.approx([40, 90])
     ensemble, fedavg = axes.lines[-2:]
     assert len(ensemble.get_xdata()) == 0
-    centre = [fedavg.get_xdata()[0], fedavg.get_ydata()[0]]
-    np.testing.assert_allclose(centre, [0.5, math.sqrt(0.75) / 3])
+    center = [fedavg.get_xdata()[0], fedavg.get_ydata()[0]]
+    np.testing.assert_allclose(center, [0.5, math.sqrt(0.75) / 3])
     scale = [line.get_ydata()[0] for line in bar.lines if line.get_marker() in "*o"]
     np.testing.assert_allclose(scale, [90, 70])
     assert labels(figure) == ["ensemble: 90.0%", "FedAvg: 70.0%"]
@@ -180,7 +180,7 @@ def test_pyplot_knows_of_no_figure_and_no_chance_is_used():
     histograms({"in": {"a": RNG.random(9)}}, "points")
     assert Gcf.figs == {}
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
-    assert len({to_hex(colour) for colour in style.COLOURS}) == len(style.COLOURS)
+    assert len({to_hex(color) for color in style.COLORS}) == len(style.COLORS)
 
 
 def test_histograms_share_their_bins_and_count_every_seed():

@@ -82,7 +82,7 @@ def test_cost_counts_the_rows_that_agree(rows):
     many = table(rows).assign(difference=0.19, ratio=0.86)
     many.iloc[0, many.columns.get_loc("difference")] = -0.21
     many.iloc[1, many.columns.get_loc("ratio")] = 1.16
-    for error, first in ((0.03, f"{rows - 2} of {rows} rows agree"), (0.6, "grey: differences")):
+    for error, first in ((0.03, f"{rows - 2} of {rows} rows agree"), (0.6, "gray: differences")):
         told = figures.cost(many.assign(error=error)).legends[0].get_title().get_text()
         assert told.startswith(first)
 

@@ -89,7 +89,7 @@ def test_rounds_are_whole(last):
     assert all(tick == round(tick) for tick in shown)
 
 
-def test_methods_keep_their_order_and_colour_whatever_models_they_have():
+def test_methods_keep_their_order_and_color_whatever_models_they_have():
     has = {"local": ["personal"], "fedavg": ["global"], "pfedvem": ["personal", "global"]}
     rows = [
         row | {"method": method}
@@ -101,8 +101,8 @@ def test_methods_keep_their_order_and_colour_whatever_models_they_have():
     order = ["local", "fedavg", "pfedvem"]
     assert [t.get_text() for t in learning.legends[0].texts] == order
     assert [t.get_text() for t in final.axes[0].get_yticklabels()] == order
-    colours = {(line.get_label(), line.get_color()) for a in learning.axes for line in a.lines}
-    assert len(colours) == len(order)
+    colors = {(line.get_label(), line.get_color()) for a in learning.axes for line in a.lines}
+    assert len(colors) == len(order)
     # Alone in its lane, a model is in the middle.
     assert [c.lines[0].get_ydata()[0] for c in final.axes[0].containers[:2]] == [0, 1]
 
@@ -205,7 +205,7 @@ def test_names_have_looks_of_their_own():
     assert len({*looks[: style.CURVES]}) == style.CURVES
     marks = [(s["color"], s["marker"]) for s in styles.values()]  # of points without lines
     assert len({*marks[: style.CURVES]}) == style.CURVES
-    assert {colour for colour, _ in looks[style.CURVES :]} == {style.PALE}
+    assert {color for color, _ in looks[style.CURVES :]} == {style.PALE}
 
 
 def test_figures_are_saved_whole_and_pyplot_knows_of_none(tmp_path):
@@ -263,7 +263,7 @@ def test_convergence_shows_every_site_and_what_is_small():
     best = next(line for line in sds.lines if line.get_label() == r"\$8\$")
     np.testing.assert_allclose(best.get_ydata(), [2.0**-r for r in rounds])
     assert np.isnan(sds.lines[0].get_ydata()).all()  # nothing moved: a logarithm cannot show it
-    assert "grey: 4 that moved less" in figure.legends[0].get_title().get_text()
+    assert "gray: 4 that moved less" in figure.legends[0].get_title().get_text()
     assert title(figure).startswith("Not converged: the mean of a")
     assert overlaps(figure) == []
     chains = pd.concat([pd.DataFrame(lines).assign(seed=s) for s in "01"])

@@ -60,7 +60,7 @@ def project(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"colour": "red"}, "unknown entry 'colour'; expected some of methods, features, target"),
+        ({"color": "red"}, "unknown entry 'color'; expected some of methods, features, target"),
         ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),
         ({"rounds": "ten"}, "rounds is 'ten'; expected a whole number"),
         ({"dtype": "float16"}, "dtype is 'float16'; expected one of float32, float64"),

@@ -64,17 +64,17 @@ def student(w: Tensors, teachers: list[Tensors], how: dict[str, Any]) -> Tensors
         target = target.square() / target.square().sum(-1, keepdim=True)
     cycle, swa, kept = how["cycle"], how["distil"] == "swa", []
     steps = how["distil_epochs"] * ceil(len(SERVER_DATA) / how["distil_batch"])
-    optimiser = Momentum(how["distil_lr"], how["distil_momentum"])
+    optimizer = Momentum(how["distil_lr"], how["distil_momentum"])
     pairs = batches(how["distil_epochs"], how["distil_batch"], SERVER_DATA, target)
     for i, (x, p) in enumerate(pairs, 1):
         if swa:
             t = ((i - 1) % cycle + 1) / cycle
-            optimiser.lr = (1 - t) * how["distil_lr"] + t * how["distil_lr_end"]
+            optimizer.lr = (1 - t) * how["distil_lr"] + t * how["distil_lr_end"]
 
         def loss(at: Tensors, x: Tensor = x, p: Tensor = p) -> Tensor:
             return -(p * outputs(at, x).log_softmax(-1)).sum(-1).mean()
 
-        w = descend(w, optimiser, loss)
+        w = descend(w, optimizer, loss)
         if i % cycle == 0 and i > int(steps * 250 / 1580):
             kept.append(w)
     return {n: sum(k[n] for k in kept) / len(kept) for n in w} if swa else w
@@ -87,13 +87,13 @@ def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
         models = []
         for j in cohort:
             x, y = of_client(j)
-            optimiser, own = Momentum(how["lr"], how["momentum"], how["weight_decay"]), dict(w)
+            optimizer, own = Momentum(how["lr"], how["momentum"], how["weight_decay"]), dict(w)
             for bx, by in batches(how["epochs"], how["batch"], x, y):
 
                 def loss(at: Tensors, bx: Tensor = bx, by: Tensor = by) -> Tensor:
                     return loss_sum(at, bx, by) / len(by)
 
-                own = descend(own, optimiser, loss)
+                own = descend(own, optimizer, loss)
             models.append(own)
         n = sizes_of(cohort)
         average = mean_by(n, models)

@@ -1,4 +1,4 @@
-"""MetaVD in plain torch: local reparametrisation, the product rule, a hypernetwork's VJP."""
+"""MetaVD in plain torch: local reparametrization, the product rule, a hypernetwork's VJP."""
 
 from __future__ import annotations
 

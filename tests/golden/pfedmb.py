@@ -45,7 +45,7 @@ def run() -> list[tuple[Tensors, Tensors]]:
         own = {}
         for j in cohort:
             x, y = of_client(j)
-            optimiser = Momentum(SETTINGS["lr_alpha"], SETTINGS["momentum"])
+            optimizer = Momentum(SETTINGS["lr_alpha"], SETTINGS["momentum"])
             for bx, by in batches(epochs, batch, x, y):
 
                 def of_alpha(
@@ -53,14 +53,14 @@ def run() -> list[tuple[Tensors, Tensors]]:
                 ) -> Tensor:
                     return loss_sum(mixed(w, at["a"].softmax(-1)), bx, by) / len(by)
 
-                a[j] = descend({"a": a[j]}, optimiser, of_alpha)["a"]
-            optimiser, own[j] = Momentum(SETTINGS["lr"], SETTINGS["momentum"]), dict(w)
+                a[j] = descend({"a": a[j]}, optimizer, of_alpha)["a"]
+            optimizer, own[j] = Momentum(SETTINGS["lr"], SETTINGS["momentum"]), dict(w)
             for bx, by in batches(epochs, batch, x, y):
 
                 def of_w(at: Tensors, bx: Tensor = bx, by: Tensor = by, j: int = j) -> Tensor:
                     return loss_sum(mixed(at, a[j].softmax(-1)), bx, by) / len(by)
 
-                own[j] = descend(own[j], optimiser, of_w)
+                own[j] = descend(own[j], optimizer, of_w)
         new = {}
         for n, v in w.items():
             layer = LAYER[n.split(".")[0]]

@@ -69,14 +69,14 @@ def run() -> list[tuple[Tensors, Tensors]]:
             tau = d / (variance + away)
             taus.append(tau)
             mu[j], pi[j] = heads(mu[j], pi[j], w, tau, features(theta, x), y)
-            optimiser, base = Momentum(SETTINGS["lr_base"], SETTINGS["momentum"]), dict(theta)
+            optimizer, base = Momentum(SETTINGS["lr_base"], SETTINGS["momentum"]), dict(theta)
             for bx, by in batches(SETTINGS["base_epochs"], SETTINGS["batch"], x, y):
 
                 def loss(at: Tensors, bx: Tensor = bx, by: Tensor = by, j: int = j) -> Tensor:
                     each = (loss_sum(at | drawn(mu[j], pi[j], k), bx, by) for k in range(K))
                     return sum(each) / K / len(by)
 
-                base = descend(base, optimiser, loss)
+                base = descend(base, optimizer, loss)
             bases.append(base)
         w = mean_by(torch.stack([taus[j] for j in cohort]), [mu[j] for j in cohort])
         theta = mean_by(sizes_of(cohort), [bases[j] for j in cohort])
@@ -89,7 +89,7 @@ def heads(
     mu: Tensors, pi: Tensors, w: Tensors, tau: Tensor, z: Tensor, y: Tensor
 ) -> tuple[Tensors, Tensors]:
     """Make full-batch steps on sum CE + KL[q || N(w, I / tau)]."""
-    optimiser = Momentum(SETTINGS["lr_head"], SETTINGS["momentum"])
+    optimizer = Momentum(SETTINGS["lr_head"], SETTINGS["momentum"])
     for _ in range(SETTINGS["head_epochs"]):
         m, p = leaves(mu), leaves(pi)
         loss = torch.zeros(())
@@ -102,7 +102,7 @@ def heads(
             gap = (m[n] - w[n]).square()
             loss = loss + 0.5 * (tau * (var + gap) - 1 - torch.log(tau * var)).sum()
         both = named("mu", m) | named("pi", p)
-        after = optimiser.step(both, slopes(loss, both))
+        after = optimizer.step(both, slopes(loss, both))
         mu = {n: after[f"mu/{n}"] for n in mu}
         pi = {n: after[f"pi/{n}"] for n in pi}
     return mu, pi

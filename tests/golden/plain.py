@@ -102,10 +102,10 @@ def leaves(w: Tensors) -> Tensors:
     return {n: v.detach().clone().requires_grad_() for n, v in w.items()}
 
 
-def descend(w: Tensors, optimiser: Momentum, loss: Callable[[Tensors], Tensor]) -> Tensors:
+def descend(w: Tensors, optimizer: Momentum, loss: Callable[[Tensors], Tensor]) -> Tensors:
     """Make one step on a loss."""
     at = leaves(w)
-    return optimiser.step(w, slopes(loss(at), at))
+    return optimizer.step(w, slopes(loss(at), at))
 
 
 def mean_by(weights: Tensor, values: list[Tensors]) -> Tensors:

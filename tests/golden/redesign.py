@@ -1,4 +1,4 @@
-"""Compare what all methods give with numbers that were stored before the code was reorganised.
+"""Compare what all methods give with numbers that were stored before the code was reorganized.
 
 Each case fits a method for three rounds to ragged clients in float64, with minibatches and partial
 participation. Stored are fingerprints of the server's state, the clients' states, messages, losses,
@@ -42,7 +42,7 @@ from pyrofl.models.priors import learned_scales
 from pyrofl.models.shared import schedules
 
 PATH = Path(__file__).with_suffix(".npz")
-STARTS = "first weights"  # stored like a case, by which a machine is recognised
+STARTS = "first weights"  # stored like a case, by which a machine is recognized
 RTOL = 1e-10  # of an element, and of the root mean square of its tensor
 # Inverses of full covariances: measured between two code paths of MKL, 1.5e-10.
 LARGER_RTOL = {"pvi: full": 1e-9}
@@ -287,7 +287,7 @@ def cases() -> dict[str, Case]:
     )
     vary("fedprox", {"student t": {"prior": priors.student_t(4.0), "mu": 0.5}})
     vary("fedavgm", {})
-    vary("fedopt", {rule: {"optimiser": rule} for rule in ("yogi", "adagrad", "sgd")})
+    vary("fedopt", {rule: {"optimizer": rule} for rule in ("yogi", "adagrad", "sgd")})
     vary("reptile", {"momentum": {"server_momentum": 0.5}})
     vary("fedper", {})
     vary("fedrep", {}, head_epochs=2)
@@ -316,7 +316,7 @@ def cases() -> dict[str, Case]:
     )
     vary(
         "fedhb",
-        {"centres": {"centres": 2, "guide": guides.delta}, "median": {"aggregation": "median"}},
+        {"centers": {"centers": 2, "guide": guides.delta}, "median": {"aggregation": "median"}},
         fine_tune=2,
         sampling="weights",
     )

@@ -1,4 +1,4 @@
-"""All methods give what they gave before the code was reorganised, within rounding."""
+"""All methods give what they gave before the code was reorganized, within rounding."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"images": None, "jpeg": np.zeros(0, np.uint8), "offsets": np.zeros(13, int)}, "JPEG"),
     ({"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.arange(13) - 20}, ""),
 )
-QUESTIONS = """--target=colour>colour --target=labels>labels_labels --client-column=nobody>nobody
+QUESTIONS = """--target=color>color --target=labels>labels_labels --client-column=nobody>nobody
 --client-column=images>images --client-column=classes>classes --client-column=labels.npy>labels.npy
 --features=images>features --likelihood=categorical>likelihood --missing=drop>missing
 --partition=groups>groups --partition=groups:writer>groups --partition=slices:4>4

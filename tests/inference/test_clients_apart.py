@@ -58,9 +58,9 @@ def model_of(
             u = pyro.sample("u", dist.Normal(0.0, 10.0))
             extra(u, batch)
             with batch.rows():
-                centre = mean(u, batch)
+                center = mean(u, batch)
                 if observe:
-                    pyro.sample("y", dist.Normal(centre, 1.0), obs=batch.y)
+                    pyro.sample("y", dist.Normal(center, 1.0), obs=batch.y)
 
     return model
 
@@ -119,7 +119,7 @@ def shared_out(u: Tensor, batch: Batch) -> None:
 
 
 MODELS = {
-    "centred over clients": (model_of(lambda u, b: u - u.mean(-2, keepdim=True)), MIXES),
+    "centered over clients": (model_of(lambda u, b: u - u.mean(-2, keepdim=True)), MIXES),
     "softmax over clients": (model_of(lambda u, b: u.softmax(-2)), MIXES),
     "mean of everything": (model_of(lambda u, b: u - u.mean()), MIXES),
     "the first client as a reference": (model_of(lambda u, b: u - u[..., :1, :]), MIXES),
@@ -405,7 +405,7 @@ def test_a_cox_model_that_counts_padding_is_refused():
 
 
 def test_single_precision_finds_the_same():
-    for kind in ("centred over clients", "a scalar factor", "the first response"):
+    for kind in ("centered over clients", "a scalar factor", "the first response"):
         model, told = MODELS[kind]
         with pytest.raises(ValueError, match=told):
             validate_method(method(model), numbers(dtype=torch.float32))
@@ -423,7 +423,7 @@ def test_steps_of_adam_are_no_excuse(dtype):
         step = replace(made.phases[0].updates[0], optim=adam(0.01))
         return replace(made, phases=(replace(made.phases[0], updates=(step,)), *made.phases[1:]))
 
-    for kind in ("centred over clients", "the first response"):
+    for kind in ("centered over clients", "the first response"):
         model, told = MODELS[kind]
         with pytest.raises(ValueError, match=told):
             validate_method(by_adam(model=model), numbers(dtype=dtype))

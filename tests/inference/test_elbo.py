@@ -421,7 +421,7 @@ def test_one_bad_client_leaves_the_loss_of_others_alone():
 
 
 def test_priors_of_a_scale_family_are_pyros(blobs):
-    # The prior's centre and width reach the loss as they are written.
+    # The prior's center and width reach the loss as they are written.
     model = Supervised(toys.net(), categorical, fixed(dist.Laplace, -0.2, 0.4))
     _, guide, local, batch = setting("mean_field")
     assert_pyros(

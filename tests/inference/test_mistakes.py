@@ -90,8 +90,8 @@ def mean_of_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
     with batch.clients():
         theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
         with batch.rows():
-            centre = batch.x[..., 0] - batch.x[..., 0].mean(1, keepdim=True)
-            pyro.sample("y", dist.Normal(theta + centre, 1.0), obs=batch.y)
+            center = batch.x[..., 0] - batch.x[..., 0].mean(1, keepdim=True)
+            pyro.sample("y", dist.Normal(theta + center, 1.0), obs=batch.y)
 
 
 def mean_of_responses(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -433,10 +433,10 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
 
 def test_a_merge_that_makes_a_new_name_is_refused():
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        return {"centre": local["q/mu"]}  # the server's own would stay as it is
+        return {"center": local["q/mu"]}  # the server's own would stay as it is
 
     wrong = method(upload=upload, aggregate=Aggregator({"*": by_size}))
-    told = "the aggregation adds 'centre' to the server's state, which has q/mu, q/pi; name"
+    told = "the aggregation adds 'center' to the server's state, which has q/mu, q/pi; name"
     with pytest.raises(ValueError, match=told):
         validate_method(wrong, numbers())
     other = replace(wrong, upload=lambda received, local: {"server/seen": local["q/mu"]})

@@ -1,4 +1,4 @@
-"""Stacked optimisers are torch's, client by client."""
+"""Stacked optimizers are torch's, client by client."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def test_clients_that_finish_early_keep_what_they_have(name):
     params, grads = start()
     stacked = [p.clone().requires_grad_() for p in params]
     whole = [p.detach() for p in stacked]  # the same memory, all clients
-    optimiser = MAKERS[name](stacked)
+    optimizer = MAKERS[name](stacked)
     active = 3
     for t in range(5):
         left = sum(steps > t for steps in STEPS)
         if left < active:
             active = left
-            narrow(optimiser, active)
+            narrow(optimizer, active)
         for p, g in zip(stacked, grads[t], strict=True):
             p.grad = g[:active].clone()
-        optimiser.step()
+        optimizer.step()
     for c, steps in enumerate(STEPS):
         alone = [p[c : c + 1].clone().requires_grad_() for p in params]
         one = MAKERS[name](alone)
@@ -102,14 +102,14 @@ def test_clip_leaves_short_gradients_alone():
 def test_clip_stands_gradients_that_share_memory():
     # Autograd gives the summands of a sum one and the same tensor, and a sum an expanded one.
     a, b = (torch.ones(2, 4, requires_grad=True) for _ in range(2))
-    optimiser = sgd(1.0, clip=1.0)([a, b])
+    optimizer = sgd(1.0, clip=1.0)([a, b])
     a.grad, b.grad = torch.autograd.grad((a + b).square().sum(), [a, b])
-    optimiser.step()
+    optimizer.step()
     torch.testing.assert_close(a.detach(), torch.full((2, 4), 1 - 8**-0.5), rtol=1e-5, atol=0)
     assert torch.equal(a, b)
-    optimiser = sgd(1.0, clip=1.0)([a])
+    optimizer = sgd(1.0, clip=1.0)([a])
     (a.grad,) = torch.autograd.grad(a.sum(), a)
-    optimiser.step()
+    optimizer.step()
     torch.testing.assert_close(a.detach(), b.detach() - 0.5, rtol=1e-5, atol=0)
 
 

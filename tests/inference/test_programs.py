@@ -26,10 +26,10 @@ from pyrofl.tensors import generator
 draw = partial(torch.randn, generator=generator(2), dtype=torch.float64)
 
 
-def both(centre: Tensor, scale: Tensor) -> tuple[Spherical, dist.TorchDistribution]:
-    axes = centre.dim() - scale.dim()
+def both(center: Tensor, scale: Tensor) -> tuple[Spherical, dist.TorchDistribution]:
+    axes = center.dim() - scale.dim()
     wide = scale.reshape(*scale.shape, *(1,) * axes)
-    return around(dist.Normal, centre, scale), dist.Normal(centre, wide).to_event(axes)
+    return around(dist.Normal, center, scale), dist.Normal(center, wide).to_event(axes)
 
 
 @pytest.mark.parametrize("event", [(4,), (3, 4)])
@@ -37,8 +37,8 @@ def both(centre: Tensor, scale: Tensor) -> tuple[Spherical, dist.TorchDistributi
 def test_a_spherical_normal_is_that_of_pyro(event, draws):
     given = draw(2, 1, *event), draw(2, 1).exp(), draw(*draws, 2, 1, *event)
     leaves = [v.requires_grad_() for v in given]
-    centre, scale, value = leaves
-    mine, known = both(centre, scale)
+    center, scale, value = leaves
+    mine, known = both(center, scale)
     assert isinstance(mine, Spherical)
     assert (mine.batch_shape, mine.event_shape) == (known.batch_shape, known.event_shape)
     slopes = []
@@ -79,10 +79,10 @@ def test_a_point_pays_its_distance_and_no_constant_but_for_a_scale_that_is_learn
 
 
 def test_distances_of_many_sites_are_the_sum_of_each_with_all_slopes():
-    centres, values = ([draw(2, 1, *event) for event in ((3, 4), (4,), (1,))] for _ in range(2))
-    leaves = [v.requires_grad_() for v in (*centres, *values, draw(2, 1).exp())]
+    centers, values = ([draw(2, 1, *event) for event in ((3, 4), (4,), (1,))] for _ in range(2))
+    leaves = [v.requires_grad_() for v in (*centers, *values, draw(2, 1).exp())]
     scale = leaves[-1]
-    priors = [around(dist.Normal, centre, scale) for centre in centres]
+    priors = [around(dist.Normal, center, scale) for center in centers]
     found = []
     each = torch.stack([prior.distance(v) for prior, v in zip(priors, values, strict=True)])
     for total in (distances(priors, values), each.sum(0)):

@@ -84,7 +84,7 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     run.to_arviz(3, groups="all")
     pyrofl.checks.sbc(method, data, 1, replications=3, draws=3)
     reference.nuts(method, data, 4, warmup=2, chains=2, state=run.state)
-    reference.centralised(method, data, 2, steps=2, state=run.state)
+    reference.centralized(method, data, 2, steps=2, state=run.state)
     tested = run.copy(
         data=dataclasses.replace(
             data,

@@ -175,7 +175,7 @@ def test_a_loss_with_the_wrong_sign_has_diverged(optim):
 
 
 def test_losses_of_pvi_against_different_cavities_are_not_compared():
-    # The free energy of a client holds the normaliser of its cavity: it may rise while q improves.
+    # The free energy of a client holds the normalizer of its cavity: it may rise while q improves.
     run = pyrofl.fit(pvi.hierarchical(model, lines(), shared="w"), lines(), 3, progress=False)
     assert run.records[0].loss.keys() == {"mean root"}
     high = {n: v + 1e3 * v.abs() for n, v in run.records[-1].loss.items()}

@@ -51,10 +51,10 @@ def law(lr: float, steps: int) -> tuple[Tensor, Tensor]:
         pull = pull + (torch.eye(3) - power) @ peak / clients
         spread = sum(torch.linalg.matrix_power(a, 2 * k) for k in range(steps))
         noise = noise + 2 * lr * clients * spread / clients**2
-    centre = torch.linalg.solve(torch.eye(3) - jacobian, pull)
+    center = torch.linalg.solve(torch.eye(3) - jacobian, pull)
     kron = torch.kron(jacobian, jacobian)
     covariance = torch.linalg.solve(torch.eye(9) - kron, noise.flatten()).view(3, 3)
-    return centre, covariance
+    return center, covariance
 
 
 def test_one_local_step_has_nearly_the_posterior_as_its_law():

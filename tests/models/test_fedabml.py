@@ -238,7 +238,7 @@ def test_moment_matching_is_em_for_the_prior():
     close((2 * state.server["log_scale/w"]).exp(), [3.001875], 1e-6)
 
 
-def test_moment_matching_minimises_the_divergence_from_all_clients():
+def test_moment_matching_minimizes_the_divergence_from_all_clients():
     rng = generator(1)
     loc, nu = (torch.randn(5, 3, generator=rng).double() for _ in range(2))
     message = {"loc/w": loc, "log_scale/w": nu}

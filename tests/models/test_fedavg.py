@@ -73,7 +73,7 @@ def test_one_step_of_everybody_is_a_step_on_the_pooled_loss(tiny):
         close(value, pooled[n])
 
 
-def test_all_rows_at_one_client_is_the_centralised_reference(tiny):
+def test_all_rows_at_one_client_is_the_centralized_reference(tiny):
     # With one step a round it is what all clients do together.
     method = fedavg.build(build("mlp:5", (4,), 3), epochs=1, batch=None, lr=0.5, momentum=0.0)
     start = method.init(generator(3), 3)
@@ -113,11 +113,11 @@ def descend(
     decay: float = 0.0,
 ) -> Tensors:
     params = {n: v.clone().requires_grad_() for n, v in start.items()}
-    optimiser = torch.optim.SGD(params.values(), lr, momentum, weight_decay=decay)
+    optimizer = torch.optim.SGD(params.values(), lr, momentum, weight_decay=decay)
     for x, y in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(net.apply(params, x), y).backward()
-        optimiser.step()
+        optimizer.step()
     return {n: v.detach() for n, v in params.items()}
 
 

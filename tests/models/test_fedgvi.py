@@ -56,16 +56,16 @@ def test_the_divergence_is_its_integral(order):
 
 def test_the_divergence_tends_to_kl():
     moments = [torch.tensor(v, dtype=torch.float64) for v in (0.3, 0.5, -0.4, 0.9)]
-    mean, variance, centre, spread = moments
-    q, p = dist.Normal(mean, variance.sqrt()), dist.Normal(centre, spread.sqrt())
+    mean, variance, center, spread = moments
+    q, p = dist.Normal(mean, variance.sqrt()), dist.Normal(center, spread.sqrt())
     close(fedgvi.renyi(*moments, 1 + 1e-6), torch.distributions.kl_divergence(q, p), 1e-5)
 
 
 def test_the_numbers_are_those_of_the_authors_code():
     # alpha_renyi_spherical(loc_1, loc_2, var_1, var_2, {"D": 1}, 2.5) of their Divergences.
     moments = (torch.tensor(v, dtype=torch.float64) for v in (0.3, -0.4, 0.5, 0.9))
-    mean, centre, variance, spread = moments
-    found = fedgvi.renyi(mean, variance, centre, spread, 2.5)
+    mean, center, variance, spread = moments
+    found = fedgvi.renyi(mean, variance, center, spread, 2.5)
     lin = 2.5 * 0.9 - 1.5 * 0.5
     parts = 0.49 / (2 * lin), math.log(0.5) / 5, math.log(0.9) / 3, math.log(lin) / 7.5
     assert float(found) == pytest.approx(parts[0] - parts[1] + parts[2] - parts[3], abs=1e-12)

@@ -86,10 +86,10 @@ def test_it_finds_a_population():
     assert float(state.server["log_scale/w"].exp()) == pytest.approx(float(b.std()), rel=0.25)
 
 
-def test_centres_by_hand():
+def test_centers_by_hand():
     # Clients at 1, 2 and 6; the second is half of either kind. sigma^2 = 0.25.
     mass, mean = torch.tensor([1.5, 1.5]), torch.tensor([2 / 1.5, 7 / 1.5])
-    found = fedhb.centres_of(mass, {"w": mean}, 0.5)["w"]
+    found = fedhb.centers_of(mass, {"w": mean}, 0.5)["w"]
     close(found, [2 / 1.75, 7 / 1.75], 1e-6)
 
 
@@ -100,7 +100,7 @@ def test_a_mixture_finds_kinds_of_clients():
         build("linear", (1,), 1),
         likelihood=likelihoods.normal(),
         guide=guides.delta,
-        centres=2,
+        centers=2,
         spread=0.3,
         batch=None,
         epochs=200,
@@ -109,7 +109,7 @@ def test_a_mixture_finds_kinds_of_clients():
     start = {"loc/w": torch.tensor([[-0.1], [0.1]]).double()}
     begun = first(method, data, 0).server
     state = toys.last(method, data, 4, server_state=begun | start)
-    # Clients are drawn to the centres, and these to 0: r = M b / (M + sigma^2 + v), nearly.
+    # Clients are drawn to the centers, and these to 0: r = M b / (M + sigma^2 + v), nearly.
     close(state.server["mass"], [4.0, 2.0], 1e-6)
     exact = torch.tensor([-2.0 * 4 / 4.09, 1.95 * 2 / 2.09]).double()
     close(state.server["loc/w"].flatten(), exact, 0.02)
@@ -117,7 +117,7 @@ def test_a_mixture_finds_kinds_of_clients():
 
 def test_clients_of_a_mixture_train_side_by_side_and_messages_are_folded():
     data = toys.blobs()
-    method = fedhb.build(toys.net(), guide=guides.delta, centres=3)
+    method = fedhb.build(toys.net(), guide=guides.delta, centers=3)
     one, many = (toys.last(method, data, 2, chunk_size=chunk) for chunk in (1, None))
     toys.assert_same_round(one, many, rtol=1e-8, atol=1e-9)
     folded = toys.last(method, data, 2, chunk_size=5, keep_messages=False)

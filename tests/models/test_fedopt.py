@@ -65,19 +65,19 @@ def test_adagrad_is_torchs():
     changes = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double()
     server: Tensors = {"w": torch.zeros(3, dtype=torch.float64)}
     theirs = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.Adagrad([theirs], 0.3, initial_accumulator_value=0.2**2, eps=0.2)
+    optimizer = torch.optim.Adagrad([theirs], 0.3, initial_accumulator_value=0.2**2, eps=0.2)
     make = fedopt.adaptive("adagrad", 0.3, 0.0, 0.99, 0.2)
     for change in changes:
         server |= descend(make, server, {"w": change})
         theirs.grad = change
-        optimiser.step()
+        optimizer.step()
         close(server["w"], theirs.detach())
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "yogi", "adagrad", "sgd"])
-def test_rounds_are_steps_along_the_mean_change(tiny, optimiser):
-    method = fedopt.build(NET, optimiser=optimiser, server_lr=0.1, **USUAL)
-    rule: fedopt.Rule = optimiser
+@pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad", "sgd"])
+def test_rounds_are_steps_along_the_mean_change(tiny, optimizer):
+    method = fedopt.build(NET, optimizer=optimizer, server_lr=0.1, **USUAL)
+    rule: fedopt.Rule = optimizer
     make = fedopt.sgd(0.1, 0.9) if rule == "sgd" else fedopt.adaptive(rule, 0.1, 0.9, 0.99, 1e-3)
     start = {n: v.double() for n, v in method.init(torch.Generator().manual_seed(1), 3).items()}
     known = dict(start)
@@ -99,7 +99,7 @@ def test_rounds_are_steps_along_the_mean_change(tiny, optimiser):
 
 
 def test_plain_steps_of_rate_one_are_fedavg(tiny):
-    method = fedopt.build(NET, optimiser="sgd", server_lr=1.0, beta1=0.0, **USUAL)
+    method = fedopt.build(NET, optimizer="sgd", server_lr=1.0, beta1=0.0, **USUAL)
     for one, other in zip(
         federate(method, tiny, 3), federate(fedavg.build(NET, **USUAL), tiny, 3), strict=True
     ):
@@ -108,7 +108,7 @@ def test_plain_steps_of_rate_one_are_fedavg(tiny):
 
 
 def test_momentum_is_fedavgm(tiny):
-    one = fedopt.build(NET, optimiser="sgd", server_lr=0.3, beta1=0.8, **USUAL)
+    one = fedopt.build(NET, optimizer="sgd", server_lr=0.3, beta1=0.8, **USUAL)
     other = fedavgm.build(NET, server_lr=0.3, server_momentum=0.8, **USUAL)
     for a, b in zip(federate(one, tiny, 3), federate(other, tiny, 3), strict=True):
         for n, v in b.server.items():
@@ -118,7 +118,7 @@ def test_momentum_is_fedavgm(tiny):
 def test_a_large_tau_is_plain_momentum(tiny):
     # d / (v^1/2 + tau) is d / (2 tau) at v = tau^2.
     tau = 1e6
-    method = fedopt.build(NET, optimiser="adagrad", server_lr=2 * tau, beta1=0.0, tau=tau, **USUAL)
+    method = fedopt.build(NET, optimizer="adagrad", server_lr=2 * tau, beta1=0.0, tau=tau, **USUAL)
     one, other = last(method, tiny, 2), last(fedavg.build(NET, **USUAL), tiny, 2)
     for n, v in other.server.items():
         close(one.server[n], v, 1e-6)

@@ -99,6 +99,6 @@ def test_the_servers_step_is_fedopts(quadratic):
     net, w = build("linear", (2,), 1), {"w/w": torch.tensor([0.3, -0.2]).double()}
     usual = {"likelihood": likelihoods.normal(), "batch": None, "momentum": 0.0, "lr": 0.1}
     one = fedpa.build(net, samples=1, epochs=1, server_lr=0.7, **usual)
-    other = fedopt.build(net, optimiser="sgd", epochs=2, server_lr=0.7, beta1=0.9, **usual)
+    other = fedopt.build(net, optimizer="sgd", epochs=2, server_lr=0.7, beta1=0.9, **usual)
     a, b = (last(m, quadratic.federation, 4, server_state=w).server["w/w"] for m in (one, other))
     close(a, b)

@@ -1,4 +1,4 @@
-"""FedPop: chains with the law they promise, and a population that maximises the evidence."""
+"""FedPop: chains with the law they promise, and a population that maximizes the evidence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMISES = {
     )
 }
 
-# Scalar clients: estimates and their variance, and what maximises the evidence of Normal(m, s2).
+# Scalar clients: estimates and their variance, and what maximizes the evidence of Normal(m, s2).
 B, V = torch.tensor([-2, -0.5, 0.4, 3], dtype=torch.float64), 0.3
 M, S2 = 0.225, 3.001875
 
@@ -98,8 +98,8 @@ def test_long_chains_find_the_population():
 
 def test_without_noise_chains_go_to_the_mode(quadratic):
     # The personal model of Ditto with lambda = 1 at the product of the posteriors.
-    centre = quadratic.pooled(torch.zeros(2), torch.zeros(2, 2))[0]
-    close(centre, (0.3895, 1.3263), 5e-5)
+    center = quadratic.pooled(torch.zeros(2), torch.zeros(2, 2))[0]
+    close(center, (0.3895, 1.3263), 5e-5)
     method = fedpop.build(
         build("linear", (2,), 1),
         head="*",
@@ -111,10 +111,10 @@ def test_without_noise_chains_go_to_the_mode(quadratic):
         burn_in=200,
         epochs=1,
     )
-    start = {"loc/w": centre, "log_scale/w": torch.zeros(2, dtype=torch.float64)}
+    start = {"loc/w": center, "log_scale/w": torch.zeros(2, dtype=torch.float64)}
     state = last(method, quadratic.federation, 1, server_state=start)
     close(state.client_states["z/w"][0], (0.8779, 0.6632), 5e-5)
-    mode = quadratic.posterior(centre, torch.ones(2))[0]
+    mode = quadratic.posterior(center, torch.ones(2))[0]
     close(state.client_states["z/w"], mode, 1e-9)
     close(state.server["loc/w"], mode.mean(0), 1e-9)
     width = (2 * state.server["log_scale/w"]).exp()

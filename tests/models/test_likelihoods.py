@@ -160,9 +160,9 @@ def test_log_probabilities_are_those_of_torch_with_their_gradients(shape):
     logits = 4 * torch.randn(shape, generator=generator(6), dtype=torch.float64)
     weight = torch.randn(shape, generator=generator(7), dtype=torch.float64)
     found = []
-    for normalise in (likelihoods.normalised, lambda v: v.log_softmax(-1)):
+    for normalize in (likelihoods.normalized, lambda v: v.log_softmax(-1)):
         own = logits.clone().requires_grad_()
-        value = normalise(own)
+        value = normalize(own)
         found.append((value, *torch.autograd.grad((value * weight).sum(), own)))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 

@@ -179,8 +179,8 @@ def free_energy(q: Tensors, x: Tensor, y: Tensor) -> Tensor:
     a, c = (mean[f"weight.{end}"] for end in "ac")
     va, vc = (sd[f"weight.{end}"].square() for end in "ac")
     z, vz = u @ a.T, u.square() @ va.T  # [B, R]
-    centre, spread = c[:, 0] * z, (c[:, 0] ** 2 + vc[:, 0]) * (z**2 + vz) - (c[:, 0] * z) ** 2
-    error = (y - centre.sum(1)) ** 2 + spread.sum(1)
+    center, spread = c[:, 0] * z, (c[:, 0] ** 2 + vc[:, 0]) * (z**2 + vz) - (c[:, 0] * z) ** 2
+    error = (y - center.sum(1)) ** 2 + spread.sum(1)
     fit = (error / (2 * SD**2) + math.log(SD * math.sqrt(2 * math.pi))).sum()
     prior = dist.Normal(torch.tensor(RANK**-0.5).double(), WIDTH)
     pairs = ((dist.Normal(mean[n], sd[n]), prior) for n in mean)

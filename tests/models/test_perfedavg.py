@@ -46,7 +46,7 @@ def linear(**options: object) -> Method:
     return perfedavg.build(build("linear", (2,), 1), **(usual | options))
 
 
-def minimiser(task: ConjugateTask, order: Order) -> Tensor:
+def minimizer(task: ConjugateTask, order: Order) -> Tensor:
     """Solve sum_j B_j (w - mu_j) = 0 for the outer gradient B_j (w - mu_j)."""
     lam = task.precision / 6
     rest = torch.eye(2).double() - ALPHA * lam
@@ -56,7 +56,7 @@ def minimiser(task: ConjugateTask, order: Order) -> Tensor:
 
 @pytest.mark.parametrize("order", ["exact", "hessian_free", "first"])
 def test_rounds_reach_the_minimum_of_the_loss_after_a_step(alike, order):
-    expected = minimiser(alike, order)
+    expected = minimizer(alike, order)
     if order != "first":
         close(expected, (0.0991, 1.2330), 5e-5)
     stays = last(linear(order=order), alike.federation, 1, server_state={"w/w": expected})

@@ -87,9 +87,9 @@ def test_three_rounds_follow_the_closed_form():
     task = gaussian_means(means=[[1.0, 0.0], [0.0, 2.0]], variances=[0.5, 0.25])
     method = solved(gaussian(2), task)
     rounds = federate(method, task.federation, 3, server_state=head(0.0, 0.0), check=False)
-    for (tau, centre), state in zip(TRACE, rounds, strict=True):
+    for (tau, center), state in zip(TRACE, rounds, strict=True):
         close(state.message["tau"], tau, 1e-6)
-        close(state.server["loc/w"], centre, 1e-6)
+        close(state.server["loc/w"], center, 1e-6)
         if state.number == 1:
             close(state.message["mean/w"], [[0.666667, 0.0], [0.0, 1.6]], 1e-6)
             variance = softplus(state.client_states["pi/w"]).square()
@@ -229,7 +229,7 @@ def test_em_ends_at_the_marginal_precision_weighting():
     )
 
 
-def test_the_corners_of_a_tetrahedron_agree_on_its_centre():
+def test_the_corners_of_a_tetrahedron_agree_on_its_center():
     corners = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]).double()
     task = gaussian_means(corners, [0.25] * 4)
     state = last(
@@ -607,9 +607,9 @@ def descend(
     reduction: str,
 ) -> Tensors:
     params = {n: v.clone().requires_grad_() for n, v in free.items()}
-    optimiser = torch.optim.SGD(params.values(), lr, momentum=0.9)
+    optimizer = torch.optim.SGD(params.values(), lr, momentum=0.9)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(net.apply(params | frozen, x), y, reduction=reduction).backward()
-        optimiser.step()
+        optimizer.step()
     return {n: v.detach() for n, v in params.items()}

@@ -60,7 +60,7 @@ def test_the_posterior_is_that_of_the_grid():
 def test_hmc_follows_the_support_and_nuts_refuses_it():
     assert_exact(reference.hmc(model, DATA, draws=32, shared="a b")["posterior"])
     line = "support of site 'b' depends on other sites"
-    for sampler in (reference.nuts, reference.centralised):
+    for sampler in (reference.nuts, reference.centralized):
         with pytest.raises(ValueError, match=line):
             sampler(model, DATA, shared="a b")
 

@@ -12,7 +12,7 @@ import pyrofl
 from pyrofl.inference.acceleration.row_space import rewriting
 from pyrofl.models import fedavg, fedbe, pfedvem
 from pyrofl.nets import Network
-from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import generator, role
 
 ROWS = torch.randn(3, 5, toys.FEATURES, generator=generator(2), dtype=torch.float64)
@@ -153,8 +153,8 @@ def test_a_module_that_does_not_train_is_refused():
 def test_constants_have_no_draws_of_activations():
     net = Network(module("0"))
     with pytest.raises(ValueError, match=r"unknown parameter that trains '0\.weight'"):
-        Reparametrised(net, ["0.weight"])
-    noisy, weights = Reparametrised(net, ["2.weight"]), copies(net, 3)
+        Reparametrized(net, ["0.weight"])
+    noisy, weights = Reparametrized(net, ["2.weight"]), copies(net, 3)
     variance = {"2.weight": torch.zeros(3, 1, 4, 6).double()}
     noise = {"2": torch.ones(3, 5, 4).double()}
     torch.testing.assert_close(

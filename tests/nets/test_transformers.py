@@ -17,7 +17,7 @@ from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.start import first
 from pyrofl.models import fedavg, fedhb, fisher, guides, pfedbayes, pfedvem
 from pyrofl.nets import Network, lora
-from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, generator, role
 
 
@@ -78,16 +78,16 @@ def test_pfedvem_of_one_client_is_a_loop_of_torch(kind):
     options = {"head_epochs": 3, "base_epochs": 3, "batch": None, "lr_head": 0.01, "lr_base": 0.05}
     method = pfedvem.build(net, head=head, guide=guides.delta, **options)
     server = first(method, data, 0).server
-    centre = role("loc", server)
-    module = plain(net, role("base", server) | centre)
+    center = role("loc", server)
+    module = plain(net, role("base", server) | center)
     (state,) = federate(method, data, 1)
-    heads = [module.get_parameter(n) for n in centre]
+    heads = [module.get_parameter(n) for n in center]
     base = [module.get_parameter(n) for n in role("base", server)]
     for moving, lr, own in ((heads, 0.01, True), (base, 0.05, False)):
         optim = torch.optim.SGD(moving, lr=lr, momentum=0.9)
         for _ in range(3):
             optim.zero_grad()
-            away = sum(((module.get_parameter(n) - v) ** 2).sum() / 2 for n, v in centre.items())
+            away = sum(((module.get_parameter(n) - v) ** 2).sum() / 2 for n, v in center.items())
             loss = cross_entropy(module(x), y, reduction="sum" if own else "mean") + own * away
             loss.backward()
             optim.step()
@@ -124,7 +124,7 @@ def test_the_fisher_information_is_that_of_jacobians_row_by_row(kind, training):
 
 def test_draws_of_activations_leave_other_layers_to_draws_of_their_weights():
     net, x = Network(transformer()), sentences().x[:12].view(2, 6, -1)
-    noisy, rng = Reparametrised(net, net.shapes), generator(0)
+    noisy, rng = Reparametrized(net, net.shapes), generator(0)
     layers = {n for n in noisy.noise_shapes(x) if noisy.of_rows(n)}
     fed = [f"layers.layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)]
     assert layers == {*fed, "last.2"}

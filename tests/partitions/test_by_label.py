@@ -121,7 +121,7 @@ def test_iid_sizes_differ_by_at_most_one():
 class TestDirichlet:
     @settings(deadline=None, max_examples=40)
     @given(st.integers(1, 40), st.integers(1, 30), st.floats(1e-300, 10), SEEDS)
-    def test_honours_the_minimum_size(self, clients, minimum, alpha, seed):
+    def test_honors_the_minimum_size(self, clients, minimum, alpha, seed):
         types = balanced(10, 120)
         parts = by_label.dirichlet(
             types, clients, alpha, np.random.default_rng(seed), minimum=minimum

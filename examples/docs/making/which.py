@@ -80,6 +80,6 @@ def _box(axes: Any, y: float, words: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     look: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.1", "ec": "none"}
-    look |= {"fc": style.COLOURS[0], "mutation_aspect": 4}
+    look |= {"fc": style.COLORS[0], "mutation_aspect": 4}
     axes.add_patch(FancyBboxPatch((0.05, y - 0.5), 2.75, 1.0, **look))
     axes.text(0.15, y, words, va="center", color="white", fontsize=10)

@@ -94,7 +94,7 @@ CASES = {
         {"personal": {5: 0.814, 10: 0.853, 15: 0.870, 20: 0.883}},
     ),
     "pfedme": Case(
-        lambda: pfedme.build(NET, strength=5.0, steps=5, lr_centre=0.05, beta=1.0, **STEPS),
+        lambda: pfedme.build(NET, strength=5.0, steps=5, lr_center=0.05, beta=1.0, **STEPS),
         {"personal": {5: 0.839, 10: 0.860, 15: 0.872, 20: 0.885}},
     ),
     "perfedavg": Case(

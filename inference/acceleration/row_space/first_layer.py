@@ -1,7 +1,7 @@
 """Training of a linear first layer with weights as linear combinations of a client's rows.
 
 Gradients move a linear layer only along the rows X [n, in] that it sees, and a normal prior, or
-weight decay, along the line to its centre. While a client trains, each of its weights of the layer
+weight decay, along the line to its center. While a client trains, each of its weights of the layer
 is therefore
 
     W_t    = sum_k a_kt A_k + C_t' X                   coefficients C [n, out], one a for each A
@@ -11,7 +11,7 @@ with the initial weights A: A_0, and the differences of other weights from it. W
 of the loss by the layer's outputs, that by W is D' X, which SGD sums with its own factors,
 including momentum and decay. It takes the same steps on (C, X X' C, a) if the gradient
 of C is D at the rows of the minibatch and 0 at others, that of X X' C is X X' times it, that of a
-is 0, and a prior pulls all three towards those of its centre. With X X' C at hand, products of the
+is 0, and a prior pulls all three towards those of its center. With X X' C at hand, products of the
 minibatch's rows are all that a step takes, and for V = sum_k v_k A_k + C' X
 
     ||V||^2 = <C, X X' C> + 2 sum_k v_k <C, X A_k'> + sum_kl v_k v_l <A_k, A_l>
@@ -40,7 +40,7 @@ from pyrofl.tensors import Tensors
 GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
 DIFFERENCES = "rows/apart/"  # prefix of the differences of initial weights from A_0
 DIRECTION = f"{DIFFERENCES}direction"  # constant part of the gradient by the weight
-CENTRE = "rows/centre"  # A_0 in the space, for a prior with a received centre
+CENTER = "rows/center"  # A_0 in the space, for a prior with a received center
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +95,7 @@ class InRows(NamedTuple):
 
     layer: FirstLayer
     moving: tuple[str, ...]  # local tensors
-    centre: str  # the received tensor that is the centre of priors, or ""
+    center: str  # the received tensor that is the center of priors, or ""
     decays: bool  # weight decay: a_0 may differ from 1
     # (received, local) -> constant part [C, out, in] of the gradient by the only weight that moves.
     # It counts among A, with a = 0 at first and 1 as the gradient of a.
@@ -104,7 +104,7 @@ class InRows(NamedTuple):
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return inner products of the rows, and coefficients that represent the weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
-        start = received[self.centre] if self.centre else local[self.moving[0]]
+        start = received[self.center] if self.center else local[self.moving[0]]
         differing = {n: local[n] for n in self.moving if not same(local[n], start)}
         apart = {f"{DIFFERENCES}{n}": v - start for n, v in differing.items()}
         if self.direction:
@@ -118,9 +118,9 @@ class InRows(NamedTuple):
         for i, j in self._crossed(k):
             inner[:, i, j] = dot(weights[i], weights[j])
         coefficients = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
-        if self.centre:
+        if self.center:
             at_start = rows.new_tensor([1] + [0] * len(apart))
-            coefficients[CENTRE] = at_start[None, :, None].expand(many, k, out)
+            coefficients[CENTER] = at_start[None, :, None].expand(many, k, out)
         for name in self.moving:
             coefficients[name] = rows.new_zeros(many, 2 * wide + k, out)
             coefficients[name][:, 2 * wide] = 1
@@ -146,7 +146,7 @@ class InRows(NamedTuple):
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
         """Return index pairs of initial weight matrices whose inner products the prior needs."""
-        along = range(0 if self.decays else 1, many) if self.centre else ()
+        along = range(0 if self.decays else 1, many) if self.center else ()
         return list(product(along, along))
 
     def __call__(
@@ -172,21 +172,21 @@ class InRows(NamedTuple):
         )
 
         def run(w: Tensors, _: Tensor) -> Tensor:
-            operands = prior.centre, prior, local[OUTPUTS], at, client, gram, *outputs
+            operands = prior.center, prior, local[OUTPUTS], at, client, gram, *outputs
             y, prior.half, prior.along = RowProducts.apply(w[layer.name].squeeze(1), *operands)
             y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
 
         persistent = {n: v for n, v in local.items() if not is_temporary(n)}
-        if not self.centre:
+        if not self.center:
             return replace(model, forward=run), received, persistent, prior
-        received = received | {self.centre: local[CENTRE]}
+        received = received | {self.center: local[CENTER]}
         return replace(model, forward=run, change_site=prior), received, persistent, prior
 
 
 def is_temporary(name: str) -> bool:
     """Return whether a name is that of a temporary tensor, used to train by row coefficients."""
-    return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(DIFFERENCES)
+    return name in (GRAM, OUTPUTS, INNER, START, CENTER) or name.startswith(DIFFERENCES)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -221,7 +221,7 @@ class RowProducts(torch.autograd.Function):
     def forward(
         ctx: Any,
         whole: Tensor,
-        centre: Tensor | None,
+        center: Tensor | None,
         prior: InRowsPrior,
         every: Tensor,
         at: Tensor,
@@ -232,7 +232,7 @@ class RowProducts(torch.autograd.Function):
         """Compute a layer's outputs [C, B, out], half a squared distance, and a product, [C].
 
         Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
-        outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.
+        outputs [C, k n, out]. A center that has not moved along rows is given by its a alone.
         """
         n, ctx.gram, ctx.shape = gram.shape[2], gram, whole.shape
         ctx.rows = (at + client * whole.shape[1]).flatten()
@@ -241,11 +241,11 @@ class RowProducts(torch.autograd.Function):
             y = torch.addcmul(y, output, whole[:, None, 2 * n + k])
         along = whole[:, -1].sum(-1) if prior.is_directed else None  # the direction is the last A
         ctx.difference = None
-        if centre is None:
+        if center is None:
             return y, None, along
-        moved = centre.shape[1] == whole.shape[1]
-        ctx.difference = whole - centre if moved else whole
-        ctx.along = ctx.difference[:, 2 * n :] if moved else whole[:, 2 * n :] - centre
+        moved = center.shape[1] == whole.shape[1]
+        ctx.difference = whole - center if moved else whole
+        ctx.along = ctx.difference[:, 2 * n :] if moved else whole[:, 2 * n :] - center
         half, coefficients = (
             dot(ctx.difference[:, :n], ctx.difference[:, n : 2 * n]),
             ctx.along[..., 0],
@@ -261,7 +261,7 @@ class RowProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to the row coefficients and the prior mean."""
-        (grad, scale, along), n, centre = grads, ctx.gram.shape[2], None
+        (grad, scale, along), n, center = grads, ctx.gram.shape[2], None
         if torch.is_grad_enabled():  # without a prior or a direction, see `with_few_rows`
             whole = RowGradient.apply(grad, ctx.gram, ctx.rows, ctx.shape)
             return whole, None, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
@@ -272,14 +272,14 @@ class RowProducts(torch.autograd.Function):
         else:
             whole = scale[:, None, None] * ctx.difference
             whole[:, 2 * n :] = scale[:, None, None] * ctx.along
-            centre = -whole if ctx.needs_input_grad[1] else None
+            center = -whole if ctx.needs_input_grad[1] else None
         if ctx.needs_input_grad[0]:
             whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
             if ctx.difference is not None:
                 whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
         if along is not None:
             whole[:, -1] += along[:, None]
-        return whole, centre, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
+        return whole, center, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
 
 
 class RowGradient(torch.autograd.Function):

@@ -18,8 +18,8 @@ class InRowsPrior:
         name: name of the layer's weight.
         shape: shape of the layer's weight.
         inner: <A, A>, [C, k, k].
-        crossed: pairs of A with a possible distance from the centre along them.
-        centre: centre of the weight's prior if that has one, [C, k or 2 n + k, out]; set where the
+        crossed: pairs of A with a possible distance from the center along them.
+        center: center of the weight's prior if that has one, [C, k or 2 n + k, out]; set where the
             weight is drawn, and read where the layer's outputs are computed.
         half: half the squared distance from it, [C]; computed with the outputs by one function, so
             that gradients of both are added in one tensor.
@@ -31,7 +31,7 @@ class InRowsPrior:
     shape: Size
     inner: Tensor
     crossed: tuple[tuple[int, int], ...]
-    centre: Tensor | None = None
+    center: Tensor | None = None
     half: Tensor | None = None
     is_directed: bool = False
     along: Tensor | None = None
@@ -40,7 +40,7 @@ class InRowsPrior:
         """Return the distribution of a site, given that of the model."""
         if name != self.name or not isinstance(prior, Spherical):
             return prior
-        self.centre = prior.base_dist.loc.squeeze(1)
+        self.center = prior.base_dist.loc.squeeze(1)
         return SphericalInRows(prior.base_dist, self.shape.numel(), self)
 
 

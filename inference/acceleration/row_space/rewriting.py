@@ -100,8 +100,8 @@ def with_few_rows(
     supported = [one for one in readings if one]
     if not supported or len(supported) < len(steps):
         return None
-    layer, centre = supported[0].layer, max(one.centre for one in supported)
-    if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in supported):
+    layer, center = supported[0].layer, max(one.center for one in supported)
+    if any(one.layer.name != layer.name or one.center not in ("", center) for one in supported):
         return None
     names = weights_of(layer, local)
     moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
@@ -109,20 +109,20 @@ def with_few_rows(
     if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
         return None
     direction = supported[0].direction
-    if any(one.direction or one.is_derived for one in supported) and (len(steps) > 1 or centre):
+    if any(one.direction or one.is_derived for one in supported) and (len(steps) > 1 or center):
         return None
     if direction and ({*moving} != read or not {*moving} <= {*direction.names}):
         return None
     others = [move for move in phase.updates if not isinstance(move, GradientStep)]
     if not all(ignores(move, names, received, local) for move in others):
         return None
-    weights = len(moving) + max(len(moving), 1 + bool(centre)) + 2 * bool(direction)
-    most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(centre)))
-    if (centre and centre not in local) or not most or not layer.takes(data.x):
+    weights = len(moving) + max(len(moving), 1 + bool(center)) + 2 * bool(direction)
+    most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(center)))
+    if (center and center not in local) or not most or not layer.takes(data.x):
         return None
     decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
     towards = partial(direction.direction, moving[0]) if direction else None
-    rows = InRows(layer, moving, centre, decays, towards)
+    rows = InRows(layer, moving, center, decays, towards)
     moves = tuple(
         replace(move, loss=shortened(move.loss, rows)) if isinstance(move, GradientStep) else move
         for move in phase.updates
@@ -137,7 +137,7 @@ class Reading(NamedTuple):
 
     layer: FirstLayer
     reads: set[str]  # local tensors
-    centre: str  # the received tensor that is the centre of its prior; "" without such a prior
+    center: str  # the received tensor that is the center of its prior; "" without such a prior
     blind: bool  # only the layer's outputs depend on x
     direction: Directed | None  # the loss that adds a constant to the gradient, if any
     is_derived: bool  # the loss is one of gradients, of which second derivatives are taken
@@ -177,25 +177,25 @@ def reading(
     home = homes.get(layer.name) if layer else None
     if layer is None or home is None:
         return None
-    centre = "" if model.points and home == f"{model.points}/{layer.name}" else None
-    if centre is None:  # there is a prior
+    center = "" if model.points and home == f"{model.points}/{layer.name}" else None
+    if center is None:  # there is a prior
         prior = model.prior_of(layer.name) if model.prior else None
         near = isinstance(prior, Proximal) and prior.family is Normal
         if prior is not flat and not near:
             return None
-        centre = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
+        center = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
     names, reads = weights_of(layer, local), set[str]()
     moves = [m.names for m in phase.updates if isinstance(m, GradientStep)]
     other = {n for n in local if n not in names and any(matches(n, m) for m in moves)}
     for view, name in [(v.view, home) for v in views] + [
-        (v.centre, centre) for v in views if v.centre and centre
+        (v.center, center) for v in views if v.center and center
     ]:
         read = sums(view, name, names, other, received, local)
         if read is None:
             return None
         reads |= read
     blind = ignores_rows(model.likelihood, model.net, data.x)
-    return Reading(layer, reads if views else {home}, centre, blind, direction, is_derived)
+    return Reading(layer, reads if views else {home}, center, blind, direction, is_derived)
 
 
 def plain(optim: Optim) -> bool:

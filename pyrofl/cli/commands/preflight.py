@@ -42,7 +42,7 @@ def preflight(jobs: Sequence[Job]) -> list[Job]:
         _find_room(job)
         settled[job.name] = _groups(job) if job.experiment.posterior_draws else ("all", set())
         _check(job)
-    return [_labelled(job, *settled[job.name]) for job in jobs]
+    return [_labeled(job, *settled[job.name]) for job in jobs]
 
 
 def _check(job: Job) -> None:
@@ -57,7 +57,7 @@ def _check(job: Job) -> None:
             raise ValueError(f"{job.name}: {error}") from error
 
 
-def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
+def _labeled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
     """Add the ArviZ groups to save, and labels of the given axes, to the record of a fit."""
     labels = labels_of(str(job.experiment.net), job.task).items()
     return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})

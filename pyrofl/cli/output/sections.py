@@ -19,7 +19,7 @@ from pyrofl.reports.first_page import score_of, score_table
 from pyrofl.reports.page import Section
 from pyrofl.reports.parameters import fitting
 
-TRAVELLED = ("bytes_down", "bytes_up", "seconds")  # of each round, in run.json
+TRAVELED = ("bytes_down", "bytes_up", "seconds")  # of each round, in run.json
 BY_CLASS = (
     "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
     "probability against all other rows, by scikit-learn, and of all their means over classes."
@@ -236,13 +236,13 @@ def posteriors(saved: Sequence[SavedRun]) -> Section:
             section.note(f"{one.path.name} has no posterior.nc.")
             continue
         try:
-            _summarise(section, one, path)
+            _summarize(section, one, path)
         except Exception as error:  # whatever the file or the library says
-            section.note(f"{path} cannot be summarised: {error}.")
+            section.note(f"{path} cannot be summarized: {error}.")
     return section
 
 
-def _summarise(section: Section, saved: SavedRun, path: Path) -> None:
+def _summarize(section: Section, saved: SavedRun, path: Path) -> None:
     from pyrofl.inference.posteriors import export
 
     data = export.load(path)
@@ -259,7 +259,7 @@ def _summarise(section: Section, saved: SavedRun, path: Path) -> None:
 def bytes_sent(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with the bytes sent and the training time of every run."""
     lines = [
-        (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELLED))
+        (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELED))
         for one in saved
     ]
     head = ("run", "numbers in a message", "bytes down", "bytes up", "seconds of training")

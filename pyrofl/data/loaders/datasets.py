@@ -234,7 +234,7 @@ def resized(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
     if len(old) != 3 or len(shape) != 3 or old[0] not in (1, shape[0]):
         raise ValueError(
             f"{dataset.name} has rows of shape {list(old)}, requested is {list(shape)}; expected "
-            "images [channels, height, width], grey or with the requested number of channels"
+            "images [channels, height, width], gray or with the requested number of channels"
         )
     if old[1:] != tuple(shape[1:]):
         x = functional.interpolate(x, size=shape[1:], mode="bilinear", antialias=True)

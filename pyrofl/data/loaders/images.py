@@ -15,7 +15,7 @@ from pyrofl.data.federation import Dataset
 
 CACHE = Path("~/.cache/pyrofl")
 
-# Channel means and deviations that pFedVEM's code normalises by.
+# Channel means and deviations that pFedVEM's code normalizes by.
 _SCALING = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025)),

@@ -158,8 +158,8 @@ def _count(arrays: Arrays) -> Shape:
             arrays.refuse("offsets", f"has shape {list(shape)}", "[N + 1], the start of each image")
         return (shape[0] - 1,)
     shape, dtype, _ = arrays.header("images")
-    grey, colour = len(shape) == 3, len(shape) == 4 and shape[3] in (1, 3)
-    if dtype != np.uint8 or not (grey or colour) or not min(shape):
+    gray, color = len(shape) == 3, len(shape) == 4 and shape[3] in (1, 3)
+    if dtype != np.uint8 or not (gray or color) or not min(shape):
         expected = "uint8 (0 to 255) [N, H, W] or [N, H, W, 3], N of at least 1"
         arrays.refuse("images", f"are {dtype} {list(shape)}", expected)
     return shape[:1]

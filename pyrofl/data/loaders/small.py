@@ -86,8 +86,8 @@ def _rat_tumours(seed: int) -> Dataset:
 
 def _gaussian(seed: int) -> Dataset:
     """Simulate ten clients with 2-D Gaussian likelihoods, variances 0.05 to 1; no test rows."""
-    centres = torch.randn(10, 2, generator=generator(seed))
-    return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
+    centers = torch.randn(10, 2, generator=generator(seed))
+    return _of_task("gaussian", gaussian_means(centers, torch.linspace(0.05, 1.0, 10)))
 
 
 def _linear(seed: int) -> Dataset:

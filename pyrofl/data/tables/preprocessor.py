@@ -41,16 +41,16 @@ class Prepared:
     """Preprocessing of one table column: standardization, or a 0/1 feature for each category."""
 
     name: str
-    centre: float = 0.0
+    center: float = 0.0
     scale: float = 1.0
     levels: tuple[str, ...] | None = None  # None: numbers
     filler: float | None = None  # replacement of a gap; None: gaps are errors
     marked: bool = False  # whether a 0/1 feature indicates the gaps
 
     @property
-    def is_standardised(self) -> bool:
+    def is_standardized(self) -> bool:
         """Whether the column is numeric and is centered or scaled."""
-        return self.levels is None and (self.centre, self.scale) != (0.0, 1.0)
+        return self.levels is None and (self.center, self.scale) != (0.0, 1.0)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class Prepared:
         gaps = np.isnan(values)
         if self.levels is None:
             full = values if self.filler is None else np.where(gaps, self.filler, values)
-            encoded = [(full - self.centre) / self.scale]
+            encoded = [(full - self.center) / self.scale]
         else:
             place = {word: code for code, word in enumerate(levels or ())}
             encoded = [1.0 * (values == place.get(word, -1)) for word in self.levels]
@@ -154,9 +154,9 @@ class Preprocessor:
         return tuple(name for column in self.columns for name in column.features)
 
     @property
-    def centre(self) -> Tensor:
+    def center(self) -> Tensor:
         """Center subtracted from each feature, in the unit of its column: float64 [F]."""
-        centers = [c.centre if is_owner else 0.0 for c, is_owner in self._owners]
+        centers = [c.center if is_owner else 0.0 for c, is_owner in self._owners]
         return torch.tensor(centers, dtype=torch.float64)
 
     @property
@@ -212,7 +212,7 @@ class Preprocessor:
         Returns:
             Its row, its column and its distance in standard deviations; None if there is none.
         """
-        at = [i for i, (c, is_owner) in enumerate(self._owners) if is_owner and c.is_standardised]
+        at = [i for i, (c, is_owner) in enumerate(self._owners) if is_owner and c.is_standardized]
         if not at or not len(features):
             return None
         cell = outlier(features[:, at].nan_to_num(0.0).numpy())
@@ -233,19 +233,19 @@ class Preprocessor:
         Raises:
             ValueError: if the last axis of weight is not one of the F features.
         """
-        centre: Any = self.centre
+        center: Any = self.center
         scale: Any = self.scale
         if torch.is_tensor(weight):
-            centre, scale = (v.to(weight.device, weight.dtype) for v in (centre, scale))
+            center, scale = (v.to(weight.device, weight.dtype) for v in (center, scale))
         else:
-            weight, centre, scale = np.asarray(weight), centre.numpy(), scale.numpy()
+            weight, center, scale = np.asarray(weight), center.numpy(), scale.numpy()
         if not weight.shape or weight.shape[-1] != len(self.features):
             raise ValueError(
                 f"weight has shape {list(weight.shape)}; expected {len(self.features)} features "
                 "along its last axis"
             )
         raw = weight / scale
-        return raw, bias - (raw * centre).sum(-1)
+        return raw, bias - (raw * center).sum(-1)
 
     def to_json(self) -> str:
         """Return the preprocessor as JSON text, which `from_json` restores exactly."""
@@ -268,7 +268,7 @@ class Preprocessor:
 
     def summary(self) -> str:
         """Return a one-line summary of the preprocessing of the columns."""
-        moved = [c.name for c in self.columns if c.is_standardised]
+        moved = [c.name for c in self.columns if c.is_standardized]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
         marked = [c.name for c in self.columns if c.marked]
         parts = [f"standardized by sums over clients: {listed(moved)}"] if moved else []
@@ -390,7 +390,7 @@ def _read(column: Mapping[str, Any]) -> Prepared:
     if column_of_json.levels is not None:
         column_of_json = Prepared(**{**column, "levels": tuple(map(str, column_of_json.levels))})
     numbers = (
-        column_of_json.centre,
+        column_of_json.center,
         column_of_json.scale,
         0.0 if column_of_json.filler is None else column_of_json.filler,
     )

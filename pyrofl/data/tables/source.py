@@ -29,7 +29,7 @@ class Source:
     reordered: tuple[str, ...] = ()  # files whose columns come in another order
     unseen: Mapping[str, str] = field(default_factory=dict)  # column -> untrained categories
     scales: str = ""  # warning about very different scales of features
-    centre: float = 0.0  # training mean of a numeric target, if it is standardized
+    center: float = 0.0  # training mean of a numeric target, if it is standardized
     scale: float = 1.0  # its training standard deviation; both are from sums over clients
     preparation: Preprocessor | None = None  # None: not yet known
     client_column: str = ""  # column that identifies the client, if clients are its groups
@@ -45,21 +45,21 @@ class Source:
         )
 
     @property
-    def is_standardised(self) -> bool:
+    def is_standardized(self) -> bool:
         """Whether the target was standardized for training."""
-        return (self.centre, self.scale) != (0.0, 1.0)
+        return (self.center, self.scale) != (0.0, 1.0)
 
     def units(self) -> dict[str, str | float]:
         """Return metadata on the units of a posterior; empty unless the target is standardized."""
-        if not self.is_standardised:
+        if not self.is_standardized:
             return {}
         return {
             "target": self.target,
-            "target_centre": self.centre,
+            "target_center": self.center,
             "target_scale": self.scale,
             "target_unit": f"observed_data, posterior_predictive and log_likelihood have the unit "
             f"of {self.target}; the outputs of the network, and so its weights and "
-            "noise.log_scale, are of (target - target_centre) / target_scale",
+            "noise.log_scale, are of (target - target_center) / target_scale",
         }
 
     def summary(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Source:
             reasons.setdefault(why, []).append(name)
         lacking = listed([f"{name} lacks {count}" for name, count in self.lacking.items()])
         gone = f"; no row is left of {listed(self.lost)}" if self.lost else ""
-        inside = f"mean {self.centre:.6g}, standard deviation {self.scale:.6g} over the training "
+        inside = f"mean {self.center:.6g}, standard deviation {self.scale:.6g} over the training "
         inside += "rows; predictions and scores are in its own unit"
         unseen = listed([f"{name} {what}" for name, what in self.unseen.items()])
         texts = {
@@ -79,7 +79,7 @@ class Source:
             "rows dropped": f"{self.dropped} ({lacking}{gone})" if self.dropped else "",
             "columns in another order": listed(self.reordered),
             "prepared": self.preparation.summary() if self.preparation else "",
-            "target standardized internally": inside if self.is_standardised else "",
+            "target standardized internally": inside if self.is_standardized else "",
             "categories absent from all training rows, treated as missing": unseen,
             "scales": self.scales,
         }

@@ -57,15 +57,15 @@ def by_torch(
     module = toys.net().module.to(data.dtype)
     weights = {n: v.to(data.dtype) for n, v in toys.net().init(generator(9)).items()}
     module.load_state_dict(weights)
-    optimiser = optim(list(module.parameters()))
+    optimizer = optim(list(module.parameters()))
     order = stream(SEED, Stream.ORDER, NUMBER, data.names[client])
     schedule = make_schedule([data.train[client]], [epochs], batch, [order])
     for rows, mask in zip(schedule.rows[:, 0], schedule.mask[:, 0], strict=True):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(module(data.x[rows[mask]]), data.y[rows[mask]]).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(module.parameters(), clip)
-        optimiser.step()
+        optimizer.step()
     return under("w", {n: p.detach() for n, p in module.named_parameters()})
 
 
@@ -111,17 +111,17 @@ def test_one_client_of_one_row_is_sgd_to_the_last_bit():
     )
     *_, state = federate(method, data, 1, seed=SEED, server_state={"w/w": torch.tensor([0.2])})
     w = torch.tensor([0.2], requires_grad=True)
-    optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD([w], lr=0.1, momentum=0.9)
     order = stream(SEED, Stream.ORDER, 0, data.names[0])
     for rows in make_schedule([data.train[0]], [7], 1, [order]).rows[:, 0]:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (0.5 * (y[rows] - x[rows, 0] * w).square()).sum().backward()
-        optimiser.step()
+        optimizer.step()
     assert torch.equal(state.server["w/w"], w.detach())
 
 
 def test_gradients_may_lie_in_memory_as_they_like():
-    # Fused optimisers of torch go through a parameter and its gradient in step, whatever strides.
+    # Fused optimizers of torch go through a parameter and its gradient in step, whatever strides.
     net = Network(nn.Linear(3, 3, bias=False))
     data = Federation(torch.eye(3), torch.zeros(3), (torch.arange(3),) * 2, (torch.arange(0),) * 2)
     target, calls = torch.randn(2, 3, 3, generator=generator(4)), []
@@ -147,7 +147,7 @@ def test_gradients_may_lie_in_memory_as_they_like():
     torch.testing.assert_close(local["w/weight"], expected)
 
 
-def test_an_optimiser_is_given_gradients_that_lie_as_its_parameters_do():
+def test_an_optimizer_is_given_gradients_that_lie_as_its_parameters_do():
     lying = []
 
     class Watched(torch.optim.SGD):

@@ -108,12 +108,12 @@ def stepped(make, steps: int, **start: Tensor) -> tuple[Tensors, Tensors]:
     ]
     ours = dict(start)
     theirs = {n: v.clone()[None].requires_grad_() for n, v in start.items()}
-    optimiser = make(list(theirs.values()))
+    optimizer = make(list(theirs.values()))
     for gradient in gradients:
         ours |= descend(make, ours, gradient)
         for n, p in theirs.items():
             p.grad = gradient[n][None]
-        optimiser.step()
+        optimizer.step()
     return ours, {n: p.detach()[0] for n, p in theirs.items()}
 
 

@@ -90,7 +90,7 @@ def found(how: str, values: list[float], weight: list[float], server: float = 0.
         ("trimmed:0.1", [4.0, 1.0], [1, 3], 1.75),
         ("clip:1", [3.0, -0.5], [1, 1], 0.25),
         ("clip:2", [3.0, -4.0], [3, 1], 1.0),
-        # Scores with C - f - 2 = 2 neighbours: 0 -> 1 + 4, 1 -> 1 + 1, 2 -> 1 + 4, 50 and 60 more.
+        # Scores with C - f - 2 = 2 neighbors: 0 -> 1 + 4, 1 -> 1 + 1, 2 -> 1 + 4, 50 and 60 more.
         ("krum:1", [0.0, 60.0, 1.0, 50.0, 2.0], [1, 1, 1, 1, 1], 1.0),
         ("krum:1:3", [0.0, 60.0, 1.0, 50.0, 2.0], [1, 1, 4, 1, 5], 1.4),
     ],
@@ -272,7 +272,7 @@ def test_messages_that_weigh_nothing_are_not_there(how):
     toys.assert_same(got, get_rule(how)(rest, weight[3:], SERVER))
 
 
-def test_distances_from_the_population_are_robust_about_its_robust_centre():
+def test_distances_from_the_population_are_robust_about_its_robust_center():
     """The median of squared distances of normal heads is 0.455 of their variance."""
     count, g = 4001, generator(5)
     z = 3.0 + 0.5 * torch.randn(count, 4, generator=g, dtype=torch.float64)

@@ -126,7 +126,7 @@ def test_runs_count_the_same_and_agree():
 
 
 def of_schools(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """State eight schools centred: what a client has of its own is run as theta_decentred."""
+    """State eight schools centered: what a client has of its own is run as theta_decentered."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -136,9 +136,9 @@ def of_schools(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 
 @cache
-def schools(centred: bool = False) -> pyrofl.Run:
+def schools(centered: bool = False) -> pyrofl.Run:
     data = federations.split(datasets.load("eight_schools"), "groups").to("cpu", torch.float64)
-    model = of_schools if centred else programs.eight_schools
+    model = of_schools if centered else programs.eight_schools
     method = pvi.hierarchical(model, data, shared="mu tau", steps=10)
     return pyrofl.fit(method, data, 12, progress=False)
 
@@ -229,8 +229,8 @@ def test_it_is_the_integral_over_what_the_others_know(case):
     assert found.argsort().tolist() == exact.argsort().tolist()
 
 
-def test_a_centred_program_says_the_same():
-    one, other = (pyrofl.checks.loco(schools(centred), 2000) for centred in (True, False))
+def test_a_centered_program_says_the_same():
+    one, other = (pyrofl.checks.loco(schools(centered), 2000) for centered in (True, False))
     off = by_client(one) - by_client(other)
     assert off.abs().max() < 0.02  # fits with other noise
 

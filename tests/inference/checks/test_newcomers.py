@@ -37,11 +37,11 @@ def federation() -> Federation:
     return Federation(y.new_ones(len(y), 1), y, rows, [r[:0] for r in rows], names, held_out=1)
 
 
-def hierarchy(centred: bool) -> Program:
+def hierarchy(centered: bool) -> Program:
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.clients():
             mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-            if centred:
+            if centered:
                 theta = pyro.sample("theta", dist.Normal(mu, 1.5))
             else:
                 eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
@@ -70,23 +70,23 @@ def exact(n: int) -> tuple[Tensor, Tensor]:
     return mean[[0, 4]], covariance[[0, 4]][:, [0, 4]]
 
 
-def trained(centred: bool = True) -> tuple[Method, pyrofl.RoundState]:
+def trained(centered: bool = True) -> tuple[Method, pyrofl.RoundState]:
     data = federation()
     method = pvi.hierarchical(
-        hierarchy(centred), data, shared="mu", damping=1.0, num_particles=8, steps=6
+        hierarchy(centered), data, shared="mu", damping=1.0, num_particles=8, steps=6
     )
     return method, toys.last(method, data, 1)
 
 
 @pytest.mark.parametrize("n", ASKED)
-@pytest.mark.parametrize("centred", [True, False])
-def test_it_is_the_exact_posterior_after_every_row(centred, n):
-    method, state = trained(centred)
+@pytest.mark.parametrize("centered", [True, False])
+def test_it_is_the_exact_posterior_after_every_row(centered, n):
+    method, state = trained(centered)
     method, data, i = joining(method, federation(), "Dora", n)
     cohort = data.cohort(torch.tensor([i]))
     _, local = prepared(method, data, state, cohort, adaptation="train")
     assert not isinstance(local, list)
-    to_theta = torch.eye(2) if centred else torch.tensor([[1.0, 0.0], [1.0, 1.5]])
+    to_theta = torch.eye(2) if centered else torch.tensor([[1.0, 0.0], [1.0, 1.5]])
     to_theta = to_theta.double()
     root = to_theta @ local["root"][0]
     mean, covariance = exact(n)

@@ -63,7 +63,7 @@ def test_the_container_is_the_one_of_the_installed_arviz():
     assert type(build()) is expected
 
 
-def test_arviz_summarises_it():
+def test_arviz_summarizes_it():
     summary = import_arviz().summary(build(), var_names=["tau"])
     assert list(summary.index) == [f"tau[{name}]" for name in CLIENTS]
     expected = example()["posterior"]["tau"].mean((0, 1))

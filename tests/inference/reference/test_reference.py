@@ -73,7 +73,7 @@ def both():
     """Return draws of NUTS and of SVI."""
     data = federation()
     nuts = reference.nuts(hierarchy, data, 200, 100, 2, shared="mu", jit=True)
-    svi = reference.centralised(
+    svi = reference.centralized(
         hierarchy, data, 400, shared="mu", steps=250, lr=0.1, num_particles=8
     )
     return nuts, svi
@@ -115,7 +115,7 @@ def test_log_densities_of_the_reference_are_those_of_its_draws(both):
         assert np.ptp(evidence) < 1e-8
         gaps.append(stats["log_q"].values - true)
     assert np.ptp(gaps[0]) < 1e-8
-    # The guide contains the posterior, and knows its own normalised density.
+    # The guide contains the posterior, and knows its own normalized density.
     assert abs(gaps[1].mean()) < 0.1
 
 
@@ -147,7 +147,7 @@ def test_without_shared_sites_every_client_has_its_own():
 
 def test_svi_of_all_clients_finds_it_too():
     data = federation()
-    found = reference.centralised(
+    found = reference.centralized(
         hierarchy, data, 2000, shared="mu", steps=250, lr=0.1, num_particles=8
     )
     assert found["posterior"]["theta"].shape == (1, 2000, 4)
@@ -162,7 +162,7 @@ def test_a_seed_fixes_everything_and_nothing_else_is_touched():
     theta = first["posterior"]["theta"]
     assert theta.dtype == np.float32
     assert not np.array_equal(theta[0], theta[1])
-    reference.centralised(hierarchy, data, 5, shared="mu", steps=2)
+    reference.centralized(hierarchy, data, 5, shared="mu", steps=2)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.get_default_dtype() == kind
     assert not list(pyro.get_param_store())
@@ -271,10 +271,10 @@ def test_runs_are_compared_as_they_are():
         (reference.nuts, "seed", -1, 0),
         (reference.hmc, "draws", 0, 1),
         (reference.hmc, "chains", 0, 1),
-        (reference.centralised, "draws", 0, 1),
-        (reference.centralised, "seed", -1, 0),
-        (reference.centralised, "steps", 0, 1),
-        (reference.centralised, "num_particles", 0, 1),
+        (reference.centralized, "draws", 0, 1),
+        (reference.centralized, "seed", -1, 0),
+        (reference.centralized, "steps", 0, 1),
+        (reference.centralized, "num_particles", 0, 1),
     ],
 )
 def test_numbers_out_of_range_are_named(sampler, argument, value, least):

@@ -152,7 +152,7 @@ def test_moments_are_the_distributions(family):
     assert value.var() == pytest.approx(float(fn.variance.flatten()[0]), rel=0.15)
 
 
-def test_draws_are_reparametrised():
+def test_draws_are_reparametrized():
     a = arguments(3)[:, None].clone().requires_grad_()
     for family in ("normal", "gamma", "beta", "dirichlet", "log-normal"):
         (grad,) = torch.autograd.grad(
@@ -161,7 +161,7 @@ def test_draws_are_reparametrised():
         assert (grad != 0).all()
 
 
-# Local reparametrisation: noise of every row, under the row plate.
+# Local reparametrization: noise of every row, under the row plate.
 
 
 def blurred(received: Tensors, local: Tensors, batch: Batch) -> None:

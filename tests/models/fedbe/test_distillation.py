@@ -79,17 +79,17 @@ def test_students_against_plain_torch(swa):
     options = {"epochs": 6, "batch": 20, "lr": 0.5, "lr_end": 0.2, "cycle": 4, "momentum": 0.9}
     found = distil(net, start, X, target, generator(5), swa=swa, **options)
     w = {n: v.clone().requires_grad_() for n, v in start.items()}
-    optimiser = torch.optim.SGD(w.values(), 0.5, 0.9)
+    optimizer = torch.optim.SGD(w.values(), 0.5, 0.9)
     rng, i, kept = generator(5), 0, []
     for _ in range(6):
         for rows in torch.randperm(50, generator=rng).split(20):
             i += 1
             if swa:
                 share = ((i - 1) % 4 + 1) / 4
-                optimiser.param_groups[0]["lr"] = 0.5 * (1 - share) + 0.2 * share
-            optimiser.zero_grad()
+                optimizer.param_groups[0]["lr"] = 0.5 * (1 - share) + 0.2 * share
+            optimizer.zero_grad()
             cross_entropy(net.apply(w, X[rows]), target[rows]).backward()
-            optimiser.step()
+            optimizer.step()
             if swa and i in (4, 8, 12, 16):  # of 18 steps, after the first 2
                 kept.append({n: v.detach().clone() for n, v in w.items()})
     expected = {n: torch.stack([k[n] for k in kept]).mean(0) for n in w} if swa else w

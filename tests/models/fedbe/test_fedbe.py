@@ -185,14 +185,14 @@ def test_vanilla_distillation_has_the_clients_as_teachers_and_the_last_iterate(t
     target = predictions(NET, role("w", plain.message), X).mean(0).square()
     target /= target.sum(1, keepdim=True)
     w = {n: v.clone().requires_grad_() for n, v in student(plain.server).items()}
-    optimiser = torch.optim.SGD(w.values(), 0.05, 0.9)
+    optimizer = torch.optim.SGD(w.values(), 0.05, 0.9)
     rng = stream(0, Stream.MERGE, 0)
     for _ in range(2):
         for rows in torch.randperm(40, generator=rng).split(16):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             log_prob = NET.apply(w, X[rows]).log_softmax(1)
             (-(target[rows] * log_prob).sum() / len(rows)).backward()
-            optimiser.step()
+            optimizer.step()
     for n, value in w.items():
         close(student(state.server)[n], value.detach())
 

@@ -33,7 +33,7 @@ from pyrofl.tensors import Tensors, generator
 SHAPES = {"w": Size([2, 3]), "b": Size([3]), "s": Size([])}
 
 
-def centre(*lead: int) -> Tensors:
+def center(*lead: int) -> Tensors:
     g = generator(4)
     return {
         n: torch.randn((*lead, *s), generator=g, dtype=torch.float64) for n, s in SHAPES.items()
@@ -61,12 +61,12 @@ def test_a_guide_needs_spread(scale):
 
 
 @pytest.mark.parametrize("lead", [(), (4,)])
-def test_mean_field_starts_at_its_centre(lead):
+def test_mean_field_starts_at_its_center(lead):
     q = guides.mean_field(SHAPES, init_scale=0.3, loc="m", spread="r")
-    start = q.start(centre(*lead))
+    start = q.start(center(*lead))
     assert start.keys() == {f"{r}/{n}" for r in "mr" for n in SHAPES}
     for n in SHAPES:
-        assert torch.equal(start[f"m/{n}"], centre(*lead)[n])
+        assert torch.equal(start[f"m/{n}"], center(*lead)[n])
         torch.testing.assert_close(
             softplus(start[f"r/{n}"]), torch.full_like(start[f"r/{n}"], 0.3), rtol=1e-9, atol=0
         )
@@ -74,7 +74,7 @@ def test_mean_field_starts_at_its_centre(lead):
 
 def test_moments_are_those_of_the_draws(blobs):
     q = guides.mean_field(SHAPES, init_scale=0.3)
-    local = q.start(centre(2))
+    local = q.start(center(2))
     local = {n: v + (0.5 * torch.rand_like(v) if n[0] == "p" else 0) for n, v in local.items()}
     batch = blobs.batch(torch.arange(2))
     mean, variance = q.moments({}, local, batch)
@@ -90,8 +90,8 @@ def test_moments_are_those_of_the_draws(blobs):
 def test_delta_is_a_point(blobs):
     q = guides.delta(SHAPES, loc="m", init_scale=7.0)
     assert not q.random
-    mean, variance = q.moments({}, q.start(centre(3)), blobs.batch(torch.arange(3)))
-    for n, v in centre(3).items():
+    mean, variance = q.moments({}, q.start(center(3)), blobs.batch(torch.arange(3)))
+    for n, v in center(3).items():
         assert torch.equal(mean[n], v)
         assert not variance[n].any()
 
@@ -132,13 +132,13 @@ def test_the_parameters_of_a_guide_start_as_it_says(blobs):
 
 @pytest.mark.parametrize("lead", [(), (4,)])
 @pytest.mark.parametrize("make", [AutoNormal, AutoDelta])
-def test_an_automatic_guide_starts_at_its_centre(blobs, make, lead):
+def test_an_automatic_guide_starts_at_its_center(blobs, make, lead):
     q = from_pyro(make, blobs, model=real)
-    start = q.start(centre(*lead))
+    start = q.start(center(*lead))
     assert {v.shape[: len(lead)] for v in start.values()} == {Size(lead)}
     local = start if lead else {n: v.expand(4, *v.shape) for n, v in start.items()}
     mean, _ = q.moments({}, local, blobs.batch(torch.arange(4)))
-    toys.assert_same(mean, {n: v.expand_as(mean[n]) for n, v in centre(*lead).items()})
+    toys.assert_same(mean, {n: v.expand_as(mean[n]) for n, v in center(*lead).items()})
 
 
 def test_a_site_without_a_parameter_for_its_center_starts_at_the_guides_values(blobs):

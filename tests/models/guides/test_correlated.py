@@ -22,7 +22,7 @@ SHAPES = {"a": Size([2]), "b": Size([])}
 COVARIANCE = torch.tensor(
     [[1.0, 0.7, -0.2], [0.7, 2.0, 0.3], [-0.2, 0.3, 0.5]], dtype=torch.float64
 )
-CENTRE = {
+CENTER = {
     "a": torch.tensor([0.3, -1.0], dtype=torch.float64),
     "b": torch.tensor(0.4, dtype=torch.float64),
 }
@@ -35,10 +35,10 @@ FAMILIES = {
 
 
 def target(covariance: Tensor):
-    """Return a model whose posterior is Normal(CENTRE, covariance), whatever the data."""
+    """Return a model whose posterior is Normal(CENTER, covariance), whatever the data."""
 
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
-        mean = torch.cat([CENTRE["a"], CENTRE["b"][None]])
+        mean = torch.cat([CENTER["a"], CENTER["b"][None]])
         with batch.clients():
             z = [
                 pyro.sample(n, dist.Normal(0.0, 1.0).expand(s).to_event(len(s)).mask(False))
@@ -51,7 +51,7 @@ def target(covariance: Tensor):
 
 
 def stacked(q: Guide, clients: int, **changed: Tensor) -> Tensors:
-    local = q.start({n: v.expand(clients, *v.shape) for n, v in CENTRE.items()})
+    local = q.start({n: v.expand(clients, *v.shape) for n, v in CENTER.items()})
     return local | {n: v.expand(clients, *v.shape) for n, v in under("pi", changed).items()}
 
 
@@ -73,7 +73,7 @@ def test_the_full_covariance_holds_any_normal():
     loss = elbo(50)(target(COVARIANCE), q.program, {}, local, batch)
     close(loss, [0.0, 0.0], 1e-10)
     mean, variance = q.moments({}, local, batch)
-    close(mean["a"][1], CENTRE["a"])
+    close(mean["a"][1], CENTER["a"])
     close(torch.cat([variance["a"][0], variance["b"][:1]]), COVARIANCE.diagonal())
 
 
@@ -91,7 +91,7 @@ def test_a_low_rank_holds_its_covariance():
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_densities_integrate_to_one(family):
-    # E_q[p / q] = 1 for a normalised p; with p narrower than q the weights have little variance.
+    # E_q[p / q] = 1 for a normalized p; with p narrower than q the weights have little variance.
     q = family(SHAPES, init_scale=1.5)
     local, batch, draws = bent(q), toys.blobs().batch(torch.arange(2)), 80_000
     narrow = target(0.1 * torch.eye(3, dtype=torch.float64))
@@ -124,7 +124,7 @@ def test_moments_are_those_of_the_draws(family):
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_it_starts_where_it_is_told(family):
     q, batch = family(SHAPES, init_scale=0.3), toys.blobs().batch(torch.arange(1))
-    start = {n: v[None] for n, v in CENTRE.items()}
+    start = {n: v[None] for n, v in CENTER.items()}
     mean, variance = q.moments({}, q.start(start), batch)
     for n in SHAPES:
         close(mean[n], start[n], 2e-3)
@@ -145,7 +145,7 @@ def test_a_copula_has_the_marginals_of_jones_and_pewsey():
         batch = toys.blobs().batch(torch.arange(1))
         g, _ = traces(target(COVARIANCE), q.program, {}, local, batch, 20_000)
     found = torch.cat([g.nodes["a"]["value"], g.nodes["b"]["value"][..., None]], -1)[:, 0, 0]
-    scores = ((found - torch.cat([CENTRE["a"], CENTRE["b"][None]])).asinh() / log_a.exp()) - skew
+    scores = ((found - torch.cat([CENTER["a"], CENTER["b"][None]])).asinh() / log_a.exp()) - skew
     y = scores.sinh()
     # The scores are normal with the target's correlations, four standard errors.
     assert (y.mean(0).abs() < 4 / 20_000**0.5).all()
@@ -167,12 +167,12 @@ def test_a_flow_bends_where_a_normal_cannot():
         q = family(SHAPES, init_scale=0.5)
         start = q.start({n: torch.zeros(1, *s, dtype=torch.float64) for n, s in SHAPES.items()})
         local = {n: v.clone().requires_grad_() for n, v in start.items()}
-        optimiser = adam(0.03)(list(local.values()))
+        optimizer = adam(0.03)(list(local.values()))
         with seeded(0):
             for _ in range(1000):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 elbo(64)(banana, q.program, {}, local, batch).sum().backward()
-                optimiser.step()
+                optimizer.step()
             apart[name] = float(elbo(4000)(banana, q.program, {}, local, batch).detach())
     assert apart["flow"] < apart["full"] / 2
     assert apart["full"] > 0.4

@@ -88,15 +88,15 @@ def test_beyond_its_bounds_a_spread_has_no_slope(coordinates):
 
 
 def test_starts_have_the_noise_they_are_asked_for():
-    centre = {"w": torch.tensor([0.5], dtype=torch.float64)}
+    center = {"w": torch.tensor([0.5], dtype=torch.float64)}
     none = torch.zeros(1, 0)
     batch = Batch(none, none, none.bool(), torch.ones(1), torch.zeros(1).long())
     for family, variance in ((log_variance, 0.04), (log_alpha, 0.04 * 0.25)):
         q = family(SHAPE, init_scale=0.2)
-        mean, found = q.moments({}, {n: v[None] for n, v in q.start(centre).items()}, batch)
+        mean, found = q.moments({}, {n: v[None] for n, v in q.start(center).items()}, batch)
         close(mean["w"], [[0.5]])
         close(found["w"], [[variance]])
-    close(log_variance(SHAPE).start(centre)["pi/w"], [-8.5])
+    close(log_variance(SHAPE).start(center)["pi/w"], [-8.5])
 
 
 def test_products_of_normals():

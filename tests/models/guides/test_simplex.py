@@ -21,7 +21,7 @@ from pyrofl.tensors import Tensors, generator
 SHAPES = {"alpha": Size([2, 3]), "one": Size([4])}
 
 
-def centre(*lead: int) -> Tensors:
+def center(*lead: int) -> Tensors:
     g = generator(4)
     raw = {n: torch.rand((*lead, *s), generator=g, dtype=torch.float64) for n, s in SHAPES.items()}
     return {n: v / v.sum(-1, keepdim=True) for n, v in raw.items()}
@@ -39,13 +39,13 @@ def model(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 @pytest.mark.parametrize("lead", [(), (4,)])
 @pytest.mark.parametrize("family", [simplex.softmax, simplex.dirichlet])
-def test_a_guide_starts_at_its_centre(blobs, family, lead):
+def test_a_guide_starts_at_its_center(blobs, family, lead):
     q = family(SHAPES, init_scale=0.3, spread="a")
-    start = q.start(centre(*lead))
+    start = q.start(center(*lead))
     assert start.keys() == {f"a/{n}" for n in SHAPES}
     local = start if lead else {n: v.expand(4, *v.shape) for n, v in start.items()}
     mean, variance = q.moments({}, local, blobs.batch(torch.arange(4)))
-    for n, v in centre(*lead).items():
+    for n, v in center(*lead).items():
         close(mean[n], v.expand_as(mean[n]), 1e-14)
         expected = mean[n] * (1 - mean[n]) / (0.3**-2 + 1) if q.random else 0 * mean[n]
         close(variance[n], expected, 1e-14)
@@ -53,7 +53,7 @@ def test_a_guide_starts_at_its_centre(blobs, family, lead):
 
 def test_moments_are_those_of_the_draws(blobs):
     q = simplex.dirichlet(SHAPES, init_scale=0.3)
-    local, batch = q.start(centre(2)), blobs.batch(torch.arange(2))
+    local, batch = q.start(center(2)), blobs.batch(torch.arange(2))
     mean, variance = q.moments({}, local, batch)
     with ClientNoise([generator(1, c) for c in range(2)]):
         trace, _ = traces(model, q.program, {}, local, batch, 4000)
@@ -67,7 +67,7 @@ def test_moments_are_those_of_the_draws(blobs):
 
 def test_the_kl_divergence_is_exact(blobs):
     q = simplex.dirichlet(SHAPES, init_scale=0.3)
-    local, batch = q.start(centre(2)), blobs.batch(torch.arange(2))
+    local, batch = q.start(center(2)), blobs.batch(torch.arange(2))
     with ClientNoise([generator(1, c) for c in range(2)]):
         found = [elbo(kl=kl)(model, q.program, {}, local, batch) for kl in (0, 1)]
     expected = torch.zeros(2, dtype=torch.float64)

@@ -90,8 +90,8 @@ def test_with_a_linear_kernel_it_is_bayesian_linear_regression():
     # A slope of standard deviation s / l.
     loc, tau = torch.zeros(2), torch.full((2,), (0.8 / 1.3) ** 2)
     mean, covariance = data.posterior(loc, tau)
-    for j, (centre, variance) in enumerate(found):
-        close(centre, at @ mean[j], 1e-8)
+    for j, (center, variance) in enumerate(found):
+        close(center, at @ mean[j], 1e-8)
         close(variance, (at @ covariance[j] * at).sum(1), 1e-8)
 
 

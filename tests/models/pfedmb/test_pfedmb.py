@@ -365,7 +365,7 @@ def test_the_bound_is_pyros(blobs):
 
 
 def test_the_weight_of_the_prior_scales_the_divergence(blobs):
-    # The step minimises (sum of -log p(y) + kl KL) / n, so that kl = 1 is Bayes for the client.
+    # The step minimizes (sum of -log p(y) + kl KL) / n, so that kl = 1 is Bayes for the client.
     for kl in (0.0, 1.0, 3.0):
         method = built(
             guide="dirichlet", kl=kl, concentration=2.0, num_particles=1, epochs=1, batch=None

@@ -84,7 +84,7 @@ def test_a_fit_with_families_by_name_differs_from_either() -> None:
 def test_equal_families_by_name_are_that_family() -> None:
     same = priors.by_name({"head.*": dist.Normal, "*": dist.Normal(0.0, 1.0)})
     net = toys.net("mlp:2")
-    assert fedhb.build(net, guide=guides.delta, prior=same, centres=2).name == "fedhb"
+    assert fedhb.build(net, guide=guides.delta, prior=same, centers=2).name == "fedhb"
     assert pfedbayes.build(net, prior=same, sampling="activations").name == "pfedbayes"
     with pytest.raises(
         ValueError, match=r"sampling is 'activations', but prior is .*not dist\.Nor"

@@ -37,22 +37,22 @@ def stacked(clients: int, seed: int) -> Tensor:
 )
 @settings(deadline=None, max_examples=25)
 def test_per_row_the_proximal_prior_pulls_with_its_strength(strength, sizes, seed):
-    centre = {"w/layer": stacked(len(sizes), seed)}
+    center = {"w/layer": stacked(len(sizes), seed)}
     value = stacked(len(sizes), seed + 100).requires_grad_()
-    prior = priors.proximal(strength)("layer", SHAPE, centre, {}, batch(sizes))
+    prior = priors.proximal(strength)("layer", SHAPE, center, {}, batch(sizes))
     assert prior.batch_shape == (len(sizes), 1)
     assert prior.event_shape == SHAPE
     per_row = -prior.log_prob(value)[:, 0] / torch.tensor(sizes)
     (gradient,) = torch.autograd.grad(per_row.sum(), value)
-    torch.testing.assert_close(gradient, strength * (value - centre["w/layer"]).detach())
+    torch.testing.assert_close(gradient, strength * (value - center["w/layer"]).detach())
 
 
 def test_the_proximal_prior_is_half_its_strength_times_the_distance():
-    centre = {"loc/layer": stacked(2, 0)}
-    prior = priors.proximal(0.3, loc="loc")("layer", SHAPE, centre, {}, batch([4, 9]))
+    center = {"loc/layer": stacked(2, 0)}
+    prior = priors.proximal(0.3, loc="loc")("layer", SHAPE, center, {}, batch([4, 9]))
     value = stacked(2, 1)
-    loss = prior.log_prob(centre["loc/layer"]) - prior.log_prob(value)
-    distance = (value - centre["loc/layer"]).square().sum((-1, -2))
+    loss = prior.log_prob(center["loc/layer"]) - prior.log_prob(value)
+    distance = (value - center["loc/layer"]).square().sum((-1, -2))
     torch.testing.assert_close(loss, 0.3 / 2 * torch.tensor([[4.0], [9.0]]) * distance)
 
 
@@ -92,12 +92,12 @@ def test_a_fixed_prior_is_the_same_for_every_number(family, reference):
     ],
 )
 def test_a_family_goes_around_each_client_with_its_own_scale(family, at):
-    centre, scale = stacked(2, 0), torch.tensor([[0.5], [3.0]], dtype=torch.float64)
-    prior = priors.around(family, centre, scale)
+    center, scale = stacked(2, 0), torch.tensor([[0.5], [3.0]], dtype=torch.float64)
+    prior = priors.around(family, center, scale)
     value = stacked(2, 1)
     assert (prior.batch_shape, prior.event_shape) == ((2, 1), SHAPE)
     expected = [
-        at(m, s).log_prob(v).sum() for m, s, v in zip(centre[:, 0], scale, value[:, 0], strict=True)
+        at(m, s).log_prob(v).sum() for m, s, v in zip(center[:, 0], scale, value[:, 0], strict=True)
     ]
     torch.testing.assert_close(prior.log_prob(value)[:, 0], torch.stack(expected))
 
@@ -121,7 +121,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_normals():
 
 
 @pytest.mark.parametrize("family", [priors.mixture(), priors.Horseshoe], ids=["mixture", "shoe"])
-def test_families_shrink_and_can_be_centred(family):
+def test_families_shrink_and_can_be_centered(family):
     q = priors.fixed(family, 0.0, 0.5)("layer", SHAPE, {}, {}, batch([3]))
     assert q.event_shape == SHAPE
     near, far = (q.log_prob(torch.full(SHAPE, v, dtype=torch.float64)) for v in (0.01, 0.3))

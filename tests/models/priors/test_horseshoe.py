@@ -23,7 +23,7 @@ def test_its_derivatives_are_right():
     assert torch.autograd.gradgradcheck(scaled_e1, (x,))
 
 
-def test_the_density_integrates_to_one_about_its_centre():
+def test_the_density_integrates_to_one_about_its_center():
     side = torch.logspace(-12, 6, 200_000, dtype=torch.float64)
     w = torch.cat([-side.flip(0), side])
     mass = torch.trapezoid(Horseshoe(3.0, 2.0).log_prob(w + 3).exp(), w)

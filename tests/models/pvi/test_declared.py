@@ -32,7 +32,7 @@ def two_each() -> Federation:
     return Federation.from_arrays({name: (row[:, None], row) for name in "abc"})
 
 
-def centred(received, local, batch):
+def centered(received, local, batch):
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -67,7 +67,7 @@ def by_data(received, local, batch):
 
 
 def test_sites_are_shown_before_the_fit(schools, capsys):
-    method = pvi.hierarchical(centred, schools, shared="mu tau", steps=1, num_particles=8)
+    method = pvi.hierarchical(centered, schools, shared="mu tau", steps=1, num_particles=8)
     expected = "shared by all clients: mu, tau; own to each client: theta"
     assert expected in repr(method)
     run = pyrofl.fit(method, schools, 1)
@@ -84,8 +84,8 @@ def test_sites_are_shown_before_the_fit(schools, capsys):
     [
         (programs.eight_schools, "mu", "tau, eta"),
         (programs.eight_schools, "tau", "mu, eta"),
-        (centred, "mu", "tau"),
-        (centred, "tau", "mu"),
+        (centered, "mu", "tau"),
+        (centered, "tau", "mu"),
     ],
 )
 def test_a_forgotten_site_is_named(model, shared, forgotten, schools):
@@ -97,7 +97,7 @@ def test_a_forgotten_site_is_named(model, shared, forgotten, schools):
     ("model", "shared"),
     [
         (programs.eight_schools, "mu tau"),
-        (centred, "mu tau"),
+        (centered, "mu tau"),
         (horseshoe, "tau"),
         (noise_of_each, "mu"),
         (programs.lines, "beta sd sigma"),
@@ -113,7 +113,7 @@ def test_declarations_that_contradict_the_program_are_refused(schools):
     for shared, others in (("theta mu", "tau"), ("theta", "mu, tau")):
         match = re.escape(f"'theta' is in shared, and its prior depends on {others}, which each")
         with pytest.raises(ValueError, match=match):
-            pvi.hierarchical(centred, schools, shared=shared)
+            pvi.hierarchical(centered, schools, shared=shared)
     uneven = Federation.from_arrays(
         {"a": (torch.zeros(1, 1), [0.0]), "b": (torch.zeros(3, 1), [0.0] * 3)}
     )
@@ -148,7 +148,7 @@ def test_a_program_that_fails_is_refused_in_one_line_that_names_the_site(shape, 
 
 def test_a_server_without_rows_draws_what_clients_share(schools):
     run = pyrofl.fit(
-        pvi.hierarchical(centred, schools, shared="mu tau"), schools, 2, progress=False
+        pvi.hierarchical(centered, schools, shared="mu tau"), schools, 2, progress=False
     )
     alone = run.copy(data=hidden(facts(schools)), state=replace(run.state, client_states={}))
     drawn, expected = shared_posterior(alone, 50), run.posterior(50)

@@ -116,13 +116,13 @@ def test_a_single_draw_far_out_does_no_lasting_harm():
     for root in (torch.eye(3).double(), torch.ones(3).double()):
         full, mean = root.dim() > 1, torch.zeros(3).double()
         params = [mean[None], root[None]]
-        optimiser = natural(1.0, 10, torch.full((3,), 100.0))(params)
+        optimizer = natural(1.0, 10, torch.full((3,), 100.0))(params)
         spread = []
         for curvature in (1e4, 1e12, 1e4, 1e4, 1e4):
             inverse = torch.linalg.inv(root).mT if full else 1 / root
             params[0].grad = curvature * mean[None]
             params[1].grad = (curvature * root - inverse)[None]
-            optimiser.step()
+            optimizer.step()
             spread.append(float((root @ root.T)[0, 0] if full else root[0] ** 2))
         assert spread == pytest.approx([1e-4, 1e-5, 1e-4, 1e-4, 1e-4])
 
@@ -149,12 +149,12 @@ def test_long_steps_are_shortened_and_later_ones_fall():
     step(mean, root, quadratic(root, mean, eye, MEAN), reach=torch.tensor([5.0, 0.5, 5.0]))
     close(mean, MEAN / 4)
     params = [torch.zeros(1, 3).double(), torch.ones(1, 3).double()]
-    optimiser = natural(0.5, 1, torch.full((3,), 100.0), only_mean=True)(params)
+    optimizer = natural(0.5, 1, torch.full((3,), 100.0), only_mean=True)(params)
     seen = []
     for _ in range(4):
         before = params[0].clone()
         params[0].grad, params[1].grad = torch.ones(1, 3).double(), torch.ones(1, 3).double()
-        optimiser.step()
+        optimizer.step()
         seen.append(float((before - params[0])[0, 0]))
     assert seen == pytest.approx([0.5, 0.5, 0.25, 0.5 / 3])
     assert params[1].tolist() == [[1.0, 1.0, 1.0]]

@@ -208,13 +208,13 @@ def test_an_improper_prior_leaves_no_trace_of_where_it_started():
     close(root @ root.T, 9 * torch.linalg.inv(x.T @ x), 1e-6)
 
 
-def means(centred: bool) -> Program:
+def means(centered: bool) -> Program:
     """Return the normal hierarchy mu ~ N(0, 2), theta_j ~ N(mu, 1.5), rows whitened."""
 
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.clients():
             mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-            if centred:
+            if centered:
                 theta = pyro.sample("theta", dist.Normal(mu, 1.5))
             else:
                 eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
@@ -237,18 +237,18 @@ def of_means() -> tuple[Tensor, Tensor]:
     return gain @ B, prior - gain @ prior[1:]
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_a_normal_hierarchy_is_exact_after_one_round(centred):
+@pytest.mark.parametrize("centered", [True, False])
+def test_a_normal_hierarchy_is_exact_after_one_round(centered):
     data = gaussian_means(B[:, None], V).federation
-    method = pvi.hierarchical(means(centred), data, shared="mu", damping=1.0, num_particles=8)
+    method = pvi.hierarchical(means(centered), data, shared="mu", damping=1.0, num_particles=8)
     state = toys.last(method, data, 1)
     expected, covariance = of_means()
     close(q_of(state, True)[0], expected[:1], 1e-6)
     close(q_of(state, True)[1].square(), covariance[:1, :1], 1e-6)
     # What remains of theta_j given mu was found in the same round.
     received, local = prepared(method, data, state, data.cohort(torch.arange(4)))
-    scale = torch.ones(4) if centred else torch.tensor([1.5]).repeat(4)
-    shift = 0.0 if centred else 1.0
+    scale = torch.ones(4) if centered else torch.tensor([1.5]).repeat(4)
+    shift = 0.0 if centered else 1.0
     to_theta = torch.stack([torch.full((4,), shift), scale], -1).double()
     close((local["mean"] * to_theta).sum(-1), expected[1:], 1e-6)
     root = (to_theta[:, None] @ local["root"])[:, 0]
@@ -356,17 +356,17 @@ def test_a_collapsed_spread_recovers():
     close(ends[0], ends[1], 0.2)
 
 
-def test_a_centred_program_has_draws_of_its_own_sites():
+def test_a_centered_program_has_draws_of_its_own_sites():
     data = lines_of()
     method = pvi.hierarchical(
         programs.lines, data, shared="beta sd sigma", num_particles=16, steps=2
     )
     draws = posterior(method, data, toys.last(method, data, 1), 50)
-    assert set(draws) == {"beta", "sd", "sigma", "w", "w_decentred"}
-    close(draws["w"], draws["beta"] + draws["sd"] * draws["w_decentred"], 1e-12)
+    assert set(draws) == {"beta", "sd", "sigma", "w", "w_decentered"}
+    close(draws["w"], draws["beta"] + draws["sd"] * draws["w_decentered"], 1e-12)
 
 
-def test_cutting_what_clients_depend_on_makes_a_centred_hierarchy_overconfident():
+def test_cutting_what_clients_depend_on_makes_a_centered_hierarchy_overconfident():
     data = gaussian_means(B[:, None], V).federation
     variance = {}
     for covariance in ("full", "blocks", "diagonal"):
@@ -502,10 +502,10 @@ def test_own_variables_are_scaled_by_powers_of_positive_shared_ones(schools):
     sharp = replace(data, x=data.x / 20)
     other = pvi.hierarchical(programs.eight_schools, sharp, shared="mu tau", steps=20)
     assert toys.last(other, sharp, 15).client_states["power"][..., 1].mean() < -0.7
-    # A centred program has own variables whose prior depends on the shared ones: nothing to scale.
+    # A centered program has own variables whose prior depends on the shared ones: nothing to scale.
     one = gaussian_means(B[:, None], V).federation
-    centred = pvi.hierarchical(means(True), one, shared="mu", num_particles=8)
-    assert "power" not in toys.last(centred, one, 1).client_states
+    centered = pvi.hierarchical(means(True), one, shared="mu", num_particles=8)
+    assert "power" not in toys.last(centered, one, 1).client_states
 
 
 def test_densities_of_scaled_variables_are_those_of_the_draws(schools):

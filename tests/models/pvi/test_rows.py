@@ -171,7 +171,7 @@ def test_a_plate_of_ones_own_has_a_variable_for_each_place(names):
     assert ((found - mean[1:]).abs() < 4 * sd / 500**0.5).all()
 
 
-def centred(received: Tensors, local: Tensors, batch: Batch) -> None:
+def centered(received: Tensors, local: Tensors, batch: Batch) -> None:
     """Have an effect of each client around a mean."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -180,10 +180,10 @@ def centred(received: Tensors, local: Tensors, batch: Batch) -> None:
             pyro.sample("y", dist.Normal(theta, 0.5), obs=batch.y)
 
 
-def test_a_program_may_be_reparametrised():
+def test_a_program_may_be_reparametrized():
     data = federation()
-    stated = poutine.reparam(centred, config={"theta": LocScaleReparam(0.0)})
-    runs = [fitted(program, "mu", data) for program in (centred, stated)]
+    stated = poutine.reparam(centered, config={"theta": LocScaleReparam(0.0)})
+    runs = [fitted(program, "mu", data) for program in (centered, stated)]
     first, second = (shared(run) for run in runs)
     close(first[0], second[0], 1e-6)
     close(first[1], second[1], 1e-6)
@@ -191,14 +191,14 @@ def test_a_program_may_be_reparametrised():
     assert {"mu", "theta", "theta_decentered"} <= set(posterior)
 
 
-def test_what_is_reparametrised_is_shared_by_its_new_name():
-    stated = poutine.reparam(centred, config={"theta": LocScaleReparam(0.0)})
+def test_what_is_reparametrized_is_shared_by_its_new_name():
+    stated = poutine.reparam(centered, config={"theta": LocScaleReparam(0.0)})
     with pytest.raises(ValueError, match=r"'theta' in shared matches no latent site; "):
         pvi.hierarchical(stated, federation(), shared="mu theta")
 
 
-def test_a_learned_reparametrisation_is_refused():
-    stated = poutine.reparam(centred, config={"theta": LocScaleReparam()})
+def test_a_learned_reparametrization_is_refused():
+    stated = poutine.reparam(centered, config={"theta": LocScaleReparam()})
     with pytest.raises(ValueError, match=r"'theta_centered' is a .*, or LocScaleReparam\(0.0\)"):
         fitted(stated, "mu", federation(), 1)
 

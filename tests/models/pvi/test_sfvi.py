@@ -34,7 +34,7 @@ from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.tensors import Tensors, default_type, generator
 
 B, V = torch.tensor([1.0, -2.0, 4.0, 0.5]).double(), torch.tensor([1.0, 0.25, 2.0, 0.5]).double()
-NAMES = ("centre", "root", "loc/_w", "bend/log_sd", "bend/below")
+NAMES = ("center", "root", "loc/_w", "bend/log_sd", "bend/below")
 EFFECT = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12]).double()
 ERROR = torch.tensor([15.0, 10, 16, 11, 9, 11, 10, 18]).double()
 
@@ -71,11 +71,11 @@ def of_means() -> tuple[Tensor, Tensor]:
 def q_of(state: RoundState) -> tuple[Tensor, Tensor]:
     """Return mean and root of the server's q(g), for the full covariance."""
     now = {n: state.server[n] for n in NAMES}
-    d = len(now["centre"])
+    d = len(now["center"])
     lower = torch.eye(d).to(now["root"])
     lower[tuple(torch.tril_indices(d, d, -1))] = now["bend/below"]
     root = now["root"] @ (now["bend/log_sd"].exp()[:, None] * lower)
-    return now["centre"] + now["root"] @ now["loc/_w"], root
+    return now["center"] + now["root"] @ now["loc/_w"], root
 
 
 def of_a_full_covariance(data: Federation) -> Method:
@@ -152,7 +152,7 @@ def test_what_clients_send_adds_up_to_the_gradient_of_pyro(monkeypatch):
             .index_put((torch.tensor([1]), torch.tensor([0])), phi["bend/below"])
         )
         w = phi["loc/_w"] + phi["bend/log_sd"].exp() * (lower @ e[s, 0, :2])
-        u = phi["centre"] + phi["root"] @ w
+        u = phi["center"] + phi["root"] @ w
         log_q = dist.Normal(0.0, 1.0).log_prob(e[s, 0, :2]).sum() - phi["bend/log_sd"].sum()
         log_q = log_q - torch.linalg.slogdet(phi["root"]).logabsdet - u[1]
         pyro.sample("mu", dist.Delta(u[0], log_density=log_q))

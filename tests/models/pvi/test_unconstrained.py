@@ -14,7 +14,7 @@ from checks import close
 from pyro import poutine
 
 from pyrofl.data import Batch
-from pyrofl.models.shared.unconstrained import decentred, layouts
+from pyrofl.models.shared.unconstrained import decentered, layouts
 from pyrofl.tensors import Tensors
 
 BATCH = toys.blobs().batch(torch.tensor([0]))
@@ -62,7 +62,7 @@ def test_values_become_sites_with_their_jacobians():
     close(own.joined(values), u[0, 0, 0], 1e-6)
 
 
-def centred(received: Tensors, local: Tensors, batch: Batch) -> None:
+def centered(received: Tensors, local: Tensors, batch: Batch) -> None:
     """Have own normal sites with scales that are shared, improper, fixed, and inside an event."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -72,30 +72,30 @@ def centred(received: Tensors, local: Tensors, batch: Batch) -> None:
         pyro.sample("c", dist.Normal(mu[..., None], tau[..., None] * torch.ones(2)).to_event(1))
 
 
-def test_own_normal_sites_of_random_scale_are_stated_without_centre():
-    stated = decentred(centred, BATCH)
+def test_own_normal_sites_of_random_scale_are_stated_without_center():
+    stated = decentered(centered, BATCH)
     shared, own = layouts(stated, BATCH, "mu tau", 10.0)
-    assert (shared.names, own.names) == ("mu tau", "a_decentred b c_decentred")
+    assert (shared.names, own.names) == ("mu tau", "a_decentered b c_decentered")
     assert own.each("exact").tolist() == [1, 0, 1, 1]
     # Densities and values are those of the program as it was written, but for the change of scale.
     values = {"mu": torch.tensor([[0.7]]), "tau": torch.tensor([[0.5]]), "b": torch.tensor([[2.0]])}
-    noise = {"a_decentred": torch.tensor([[1.3]]), "c_decentred": torch.tensor([[[0.1, -2.0]]])}
+    noise = {"a_decentered": torch.tensor([[1.3]]), "c_decentered": torch.tensor([[[0.1, -2.0]]])}
     found = poutine.trace(poutine.condition(stated, values | noise)).get_trace({}, {}, BATCH)
     close(found.nodes["a"]["value"], [[0.7 + 0.5 * 1.3]], 1e-6)
     close(found.nodes["c"]["value"], [[[0.75, -0.3]]], 1e-6)
     sites = {n: found.nodes[n]["value"] for n in ("a", "c")}
-    before = poutine.trace(poutine.condition(centred, values | sites)).get_trace({}, {}, BATCH)
+    before = poutine.trace(poutine.condition(centered, values | sites)).get_trace({}, {}, BATCH)
     change = 3 * math.log(0.5)
     assert float(found.log_prob_sum() - before.log_prob_sum()) == pytest.approx(change, abs=1e-5)
 
 
-def test_shared_normal_sites_of_random_scale_are_stated_without_centre_too():
-    stated = decentred(centred, BATCH)
+def test_shared_normal_sites_of_random_scale_are_stated_without_center_too():
+    stated = decentered(centered, BATCH)
     shared, own = layouts(stated, BATCH, "mu tau a c", 10.0)
-    assert (shared.names, own.names) == ("mu tau a_decentred c_decentred", "b")
+    assert (shared.names, own.names) == ("mu tau a_decentered c_decentered", "b")
     known = [None if s.scales is None else s.scales.tolist() for s in shared.sites]
     assert known == [None, None, [1], [1, 1]]  # the place of log tau among (mu, log tau, a, c)
-    assert decentred(by_fixed_scale, BATCH) is by_fixed_scale
+    assert decentered(by_fixed_scale, BATCH) is by_fixed_scale
 
 
 def test_nothing_global_is_touched():

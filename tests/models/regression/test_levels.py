@@ -81,7 +81,7 @@ def test_gaps_of_ordinal_integers_and_unused_levels_are_said() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_declared_categories_are_honoured_in_all_families(ordered: bool) -> None:
+def test_declared_categories_are_honored_in_all_families(ordered: bool) -> None:
     assert answers(tables(declared(WORDS, ordered)), "categorical")[0] == "low"
 
     def mortality(frame: pd.DataFrame) -> pd.DataFrame:

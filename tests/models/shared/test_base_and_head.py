@@ -90,11 +90,11 @@ def test_fedper_by_hand(tiny):
         mean = {n: torch.zeros_like(v) for n, v in base.items()}
         for j, rows in enumerate(tiny.train):
             w = {n: v.clone().requires_grad_() for n, v in (base | heads[j]).items()}
-            optimiser = torch.optim.SGD(w.values(), 0.1)
+            optimizer = torch.optim.SGD(w.values(), 0.1)
             for _ in range(3):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 cross_entropy(NET.apply(w, tiny.x[rows]), tiny.y[rows]).backward()
-                optimiser.step()
+                optimizer.step()
             heads[j] = {n: w[n].detach() for n in heads[j]}
             mean = {n: v + len(rows) / 12 * w[n].detach() for n, v in mean.items()}
         base = mean
@@ -182,7 +182,7 @@ def test_fedrep_fits_the_head_before_a_test_if_asked_to(tiny):
 
 
 def test_the_server_may_step_towards_the_average_of_bases(tiny):
-    # Momentum 0 and rate 1 change nothing; what the optimiser remembers stays at the server.
+    # Momentum 0 and rate 1 change nothing; what the optimizer remembers stays at the server.
     plain, method = made("fedper"), stepped(made("fedper"), sgd(1.0))
     for one, other in zip(federate(method, tiny, 3), federate(plain, tiny, 3), strict=True):
         for n, v in other.server.items():

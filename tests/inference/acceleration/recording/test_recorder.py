@@ -270,8 +270,8 @@ def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
     toys.assert_same_round(again, whole, rtol=0, atol=0)
 
 
-def with_optimiser(method: Method, optim: Optim) -> Method:
-    """Replace the optimiser of a method of one step."""
+def with_optimizer(method: Method, optim: Optim) -> Method:
+    """Replace the optimizer of a method of one step."""
     (phase,) = method.phases
     (step,) = phase.updates
     assert isinstance(step, GradientStep)
@@ -352,8 +352,8 @@ def test_programs_of_users_are_recorded_again_in_every_phase_if_promised(monkeyp
 
 
 @pytest.mark.parametrize("optim", [adam(0.01), sgd(0.01, 0.9, clip=0.1)], ids=["adam", "clip"])
-def test_other_optimisers_are_recorded_from_their_first_step_on(optim, monkeypatch):
-    method, data = with_optimiser(METHODS["fedavg"](), optim), toys.blobs()
+def test_other_optimizers_are_recorded_from_their_first_step_on(optim, monkeypatch):
+    method, data = with_optimizer(METHODS["fedavg"](), optim), toys.blobs()
     quick = list(federate(method, data, 3))
     written = counted(monkeypatch)
     quick += federate(method, data, 4, resume_from=quick[-1])
@@ -371,11 +371,11 @@ class Counting(torch.optim.SGD):
         super().step()
 
 
-def test_an_optimiser_that_counts_in_python_is_refused(monkeypatch):
+def test_an_optimizer_that_counts_in_python_is_refused(monkeypatch):
     def counting(params: list[Tensor]) -> torch.optim.Optimizer:
         return Counting(params, lr=0.1, fused=True)
 
-    method, data = with_optimiser(METHODS["fedavg"](), counting), toys.blobs()
+    method, data = with_optimizer(METHODS["fedavg"](), counting), toys.blobs()
     (quick,) = federate(method, data, 1, check=False, record=True)
     assert {r.reason for r in every()} == {"its optimizer counts in Python"}
     as_written(monkeypatch)
@@ -384,7 +384,7 @@ def test_an_optimiser_that_counts_in_python_is_refused(monkeypatch):
 
 def test_a_client_that_diverges_is_refused_all_the_same(monkeypatch):
     method, data = METHODS["fedavg"](), toys.blobs()
-    method = with_optimiser(method, sgd(1e200))
+    method = with_optimizer(method, sgd(1e200))
     (quick,) = federate(method, data, 1)
     as_written(monkeypatch)
     (slow,) = federate(method, data, 1)

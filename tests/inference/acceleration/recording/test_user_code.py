@@ -149,12 +149,12 @@ def own_prior(received: Any, local: Any, batch: Any, name: str, shape: torch.Siz
 
 
 @pytest.mark.parametrize("what", LIBRARYS)
-def test_code_of_the_libraries_is_recognised(what):
+def test_code_of_the_libraries_is_recognized(what):
     assert users_code(LIBRARYS[what])[0] == ""
 
 
 @pytest.mark.parametrize("what", USERS_OWN)
-def test_code_of_a_user_is_recognised_wherever_it_is(what):
+def test_code_of_a_user_is_recognized_wherever_it_is(what):
     assert users_code((1, USERS_OWN[what]()))[0]
 
 

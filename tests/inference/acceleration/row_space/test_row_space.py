@@ -236,7 +236,7 @@ def summed(method: Method) -> Method:
     return replace(method, phases=(replace(phase, updates=(step,)),))
 
 
-def optimised_by_adam(method: Method) -> Method:
+def optimized_by_adam(method: Method) -> Method:
     (phase,) = method.phases
     (step,) = phase.updates
     assert isinstance(step, GradientStep)
@@ -265,7 +265,7 @@ def clipped(method: Method) -> Method:
         lambda: fedavg.build(toys.net("softmax")),
         lambda: pfedvem.build(toys.net(), head="*", init_scale=0.1),
         lambda: pfedvem.build(toys.net(), head="fc1.*"),
-        lambda: optimised_by_adam(fedavg.build(toys.net())),
+        lambda: optimized_by_adam(fedavg.build(toys.net())),
     ],
     ids=[
         "prior",

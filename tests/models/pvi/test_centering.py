@@ -13,31 +13,31 @@ import torch
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.models import pvi
-from pyrofl.models.pvi.centring import Centring
+from pyrofl.models.pvi.centering import Centering
 from pyrofl.models.shared.gaussians import Normals
 from pyrofl.tensors import role
 
 LEVELS, CLIENTS = 8, 2
-CENTRING = Centring(torch.tensor([-1, -1, 1, -1, 1]))  # the third and the fifth of log scale 1
+CENTERING = Centering(torch.tensor([-1, -1, 1, -1, 1]))  # the third and the fifth of log scale 1
 
 
-def held(centred: float = 0.7, log_scale: float = 0.3) -> dict[str, torch.Tensor]:
+def held(centered: float = 0.7, log_scale: float = 0.3) -> dict[str, torch.Tensor]:
     """Return what the server holds of the exponents."""
-    effect = CENTRING.scales >= 0
-    values = {"centred": centred, "log_scale": log_scale}
+    effect = CENTERING.scales >= 0
+    values = {"centered": centered, "log_scale": log_scale}
     return {n: torch.where(effect, v, 0.0).double() for n, v in values.items()}
 
 
 def test_effects_are_variables_times_a_power_of_their_scale():
     w = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    eta, growth = CENTRING.effects(w, held())
+    eta, growth = CENTERING.effects(w, held())
     factor = (-0.7 * (w[:, 1] - 0.3)).exp()
     expected = w.clone()
     expected[:, [2, 4]] *= factor[:, None]
     torch.testing.assert_close(eta, expected)
-    jacobian = torch.func.vmap(torch.func.jacrev(lambda v: CENTRING.effects(v, held())[0]))(w)
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda v: CENTERING.effects(v, held())[0]))(w)
     torch.testing.assert_close(growth, torch.linalg.slogdet(jacobian).logabsdet)
-    back, same = CENTRING.variables(eta, held())
+    back, same = CENTERING.variables(eta, held())
     torch.testing.assert_close(back, w)
     torch.testing.assert_close(same, growth)
 
@@ -50,16 +50,16 @@ def test_a_change_of_exponents_keeps_q_the_product_of_its_factors():
     prior = normals.independent(shifts[0], torch.ones(5).double())
     q = {n: prior[n] + own[f"server/{n}"].sum(0) for n in prior}
     server = own | q | held(0.1) | {"server/last/shift": shifts[0]}
-    new = CENTRING.moved(server, normals, prior)
+    new = CENTERING.moved(server, normals, prior)
     for n in prior:
         torch.testing.assert_close(new[n], prior[n] + new[f"server/{n}"].sum(0))
     assert not new["server/last/shift"].any()
     # The mean is the same point, seen in the new variables; and there is nothing more to change.
     before, after = (normals.moments(s)[0] for s in (server, new))
-    etas = [CENTRING.effects(m, s)[0] for m, s in ((before, server), (after, new))]
+    etas = [CENTERING.effects(m, s)[0] for m, s in ((before, server), (after, new))]
     torch.testing.assert_close(*etas)
-    assert float((new["centred"] - server["centred"]).abs().max()) > 0.05
-    assert CENTRING.moved(new, normals, prior) is new
+    assert float((new["centered"] - server["centered"]).abs().max()) > 0.05
+    assert CENTERING.moved(new, normals, prior) is new
     assert role("server/last", new).keys() == {"shift"}
 
 
@@ -126,5 +126,5 @@ def test_shared_effects_have_the_exact_posterior(rows, options):
     assert np.abs(shift).max() < 0.1
     assert (ratio > 0.9).all()
     assert (ratio < 1.1).all()
-    centred = run.state.server["centred"][2:]
-    assert (centred < 0.4).all() if rows == 2 else (centred > 0.6).all()
+    centered = run.state.server["centered"][2:]
+    assert (centered < 0.4).all() if rows == 2 else (centered > 0.6).all()

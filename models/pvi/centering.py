@@ -8,7 +8,7 @@ which is eta where c = 0 and, up to mu and b, a where c = 1. Where rows carry li
 a, they bound eta whatever tau is; where they carry much, they bound a, and no normal of eta and log
 tau fits. With rows of precision h the standard deviation of eta given tau is (1 + h tau^2)^-1/2, a
 power of tau with the exponent -(1 - var(eta | tau)). So the server takes c = 1 - var(eta | tau) of
-its present q, as often as this differs (Gorinova, Moore and Hoffman, "Automatic Reparameterisation
+its present q, as often as this differs (Gorinova, Moore and Hoffman, "Automatic Reparameterization
 of Probabilistic Programs", ICML 2020, learn c by gradients).
 
 The variables change with c, and are not linear in each other. The factors are changed linearly
@@ -29,10 +29,10 @@ DIFFERENT = 0.05  # change of an exponent c that is worth a change of variables
 
 
 @dataclass(frozen=True)
-class Centring:
+class Centering:
     """Partial centering of shared random effects, given the index of each effect's log scale.
 
-    The server holds "centred", c [d], and "log_scale", log b [d]; both are 0 where w is no effect.
+    The server holds "centered", c [d], and "log_scale", log b [d]; both are 0 where w is no effect.
     """
 
     scales: Tensor  # [d], index of the log scale; -1 where a variable is no effect
@@ -42,14 +42,14 @@ class Centring:
 
         These are c and log b, at the mean [d] of q.
         """
-        return {"centred": torch.zeros_like(mean), "log_scale": self._log_scales(mean)}
+        return {"centered": torch.zeros_like(mean), "log_scale": self._log_scales(mean)}
 
     def effects(self, w: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
         """Transform partially centered variables w [..., d] to standardized random effects eta.
 
         Also return the log Jacobian.
         """
-        power = -held["centred"].to(w) * (self._log_scales(w) - held["log_scale"].to(w))
+        power = -held["centered"].to(w) * (self._log_scales(w) - held["log_scale"].to(w))
         return w * power.exp(), power.sum(-1)
 
     def variables(self, u: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class Centring:
 
         Also return the log Jacobian of `effects`.
         """
-        power = -held["centred"].to(u) * (self._log_scales(u) - held["log_scale"].to(u))
+        power = -held["centered"].to(u) * (self._log_scales(u) - held["log_scale"].to(u))
         return u * (-power).exp(), power.sum(-1)
 
     def moved(self, server: Tensors, normals: Normals, prior: Tensors) -> Tensors:
@@ -65,7 +65,7 @@ class Centring:
         mean, root = normals.moments(server)
         cov = root @ root.mT
         at, effect = self.scales.clamp(min=0), self.scales >= 0
-        log_scale, before = self._log_scales(mean), server["centred"]
+        log_scale, before = self._log_scales(mean), server["centered"]
         # At its mean log tau says by what eta is more than w.
         growth = (-before * (log_scale - server["log_scale"])).exp()
         explained = cov.diagonal() - cov[torch.arange(len(at)), at].square() / cov.diagonal()[at]
@@ -91,7 +91,7 @@ class Centring:
         client_factors = {
             n: v + (p0[n] - prior[n].to(mean)) / clients for n, v in client_factors.items()
         }
-        new = server | {"centred": after, "log_scale": log_scale} | changed(server)
+        new = server | {"centered": after, "log_scale": log_scale} | changed(server)
         # The last proposal was of other variables.
         last = {n: torch.zeros_like(v) for n, v in server.items() if n.startswith("server/last/")}
         return new | under("server", client_factors) | last

@@ -1,4 +1,4 @@
-"""Local reparametrisation against draws of the weights and against its formula."""
+"""Local reparametrization against draws of the weights and against its formula."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from checks import close
 from torch import Tensor, nn
 
 from pyrofl.nets import Network, build
-from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, generator
 
 
@@ -27,7 +27,7 @@ def setting(net: Network, names: list[str], shape: tuple[int, ...]) -> tuple[Ten
 def test_a_linear_layer_has_the_mean_and_variance_of_its_weights():
     net = Network(nn.Sequential(nn.Linear(4, 3)))
     weights, variance, rows = setting(net, ["0.weight"], (4,))
-    x, noisy = rows["x"], Reparametrised(net, ["0.weight"])
+    x, noisy = rows["x"], Reparametrized(net, ["0.weight"])
     one, none = torch.ones(2, 3, 3).double(), torch.zeros(2, 3, 3).double()
     mean = torch.einsum("cbi,coi->cbo", x, weights["0.weight"][:, 0]) + weights["0.bias"]
     spread = torch.einsum("cbi,coi->cbo", x.square(), variance["0.weight"][:, 0])
@@ -46,7 +46,7 @@ def test_draws_of_activations_agree_with_draws_of_weights_in_every_row(case):
     net, names, shape = CASES[case]
     weights, variance, rows = setting(net, names, shape)
     x, draws, rng = rows["x"], 400, generator(2)
-    noisy, name = Reparametrised(net, names), names[0]
+    noisy, name = Reparametrized(net, names), names[0]
     # Look at the random layer itself, so that mean and variance have closed forms to meet.
     hook_at = net.module.get_submodule(name.rpartition(".")[0])
     seen: list[Tensor] = []
@@ -85,7 +85,7 @@ def test_draws_of_activations_agree_with_draws_of_weights_in_every_row(case):
 def test_clients_and_draws_run_side_by_side(case):
     net, names, shape = CASES[case]
     weights, variance, rows = setting(net, names, shape)
-    noisy, x, rng = Reparametrised(net, names), rows["x"], generator(3)
+    noisy, x, rng = Reparametrized(net, names), rows["x"], generator(3)
     path = names[0].rpartition(".")[0]
     size = noisy.noise_shapes(x)[path]
     eps = torch.randn(5, 2, 3, *size, generator=rng, dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_a_chain_of_linear_layers_is_that_of_vmap(names, draws, monkeypatch):
     net = build("mlp:130,4", (130,), 3)  # one weight is large enough for `Products`
     names = list(net.select_params(names))
     weights, variance, rows = setting(net, names, (130,))
-    noisy, rng = Reparametrised(net, names), generator(3)
+    noisy, rng = Reparametrized(net, names), generator(3)
     shapes = noisy.noise_shapes(rows["x"])
     noise = {
         n: torch.randn(*draws, 2, 3, *shape, generator=rng, dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_a_chain_of_linear_layers_is_that_of_vmap(names, draws, monkeypatch):
         outputs = noisy(weights, variance, noise, rows["x"])
         slopes = torch.autograd.grad(outputs.square().sum(), leaves)
         found.append((outputs.detach(), *slopes))
-        monkeypatch.setattr(Reparametrised, "_is_chain", lambda *_: False)
+        monkeypatch.setattr(Reparametrized, "_is_chain", lambda *_: False)
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
@@ -133,7 +133,7 @@ def test_all_inputs_zero_have_a_finite_slope():
     weights, variance, rows = setting(net, ["0.weight"], (2,))
     spread = variance["0.weight"].requires_grad_()
     noise = {"0": torch.ones(2, 3, 2).double()}
-    out = Reparametrised(net, ["0.weight"])(
+    out = Reparametrized(net, ["0.weight"])(
         weights, {"0.weight": spread}, noise, torch.zeros_like(rows["x"])
     )
     (slope,) = torch.autograd.grad(out.sum(), spread)
@@ -161,7 +161,7 @@ OTHERS = {
 def test_parameters_of_other_layers_are_drawn_themselves(case):
     module, outputs = OTHERS[case]
     net = Network(module)
-    noisy = Reparametrised(net, net.shapes)
+    noisy = Reparametrized(net, net.shapes)
     weights, variance, rows = setting(net, list(net.shapes), (4,))
     shapes = noisy.noise_shapes(rows["x"])
     assert {n for n in shapes if noisy.of_rows(n)} == outputs
@@ -194,7 +194,7 @@ def test_a_bias_adds_its_own_variance(layer, shape, names):
     net = Network(nn.Sequential(layer))
     random = [f"0.{n}" for n in names.split()]
     weights, variance, rows = setting(net, random, shape)
-    noisy, x = Reparametrised(net, random), rows["x"]
+    noisy, x = Reparametrized(net, random), rows["x"]
     one = torch.ones(2, 3, *noisy.noise_shapes(x)["0"]).double()
     mean = noisy(weights, variance, {"0": 0 * one}, x)
     # The variance of an output is linear in those of the parameters.
@@ -206,6 +206,6 @@ def test_a_bias_adds_its_own_variance(layer, shape, names):
 def test_the_network_itself_is_not_changed():
     net = build("mlp:5", (4,), 3)
     before = set(dict(net.module.named_buffers()))
-    Reparametrised(net, ["fc1.weight"])
+    Reparametrized(net, ["fc1.weight"])
     assert set(dict(net.module.named_buffers())) == before
     assert not any(m._forward_hooks for m in net.module.modules())

@@ -24,7 +24,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 EXACT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # not subclasses, which compute other things
 
 
-class Reparametrised:
+class Reparametrized:
     """Network with normal parameters that draws the outputs of layers instead of the parameters.
 
     With independent parameters of mean theta and variance v, the output of a linear layer has mean
