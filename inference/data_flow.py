@@ -35,7 +35,9 @@ from pyrofl.tensors import Tensors, cut, dense, matches, pick, size_in_bytes
 
 ROUNDS = 2  # the second one is that of the figure; the first may differ
 PREFIX = "server/"  # of tensors that the server does not send by default
-ROWS = re.compile(r"aggregate\.(.*\.)?(rows|server_data)")  # unlabeled rows, in a description
+SERVER_ROWS_PATTERN = re.compile(
+    r"aggregate\.(.*\.)?(rows|server_data)"
+)  # unlabeled rows, in a description
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,11 @@ def _flow(
     sizes_of_states = {n: (v[0].numel(), [size_in_bytes({n: v})]) for n, v in client_states.items()}
     server = {n: (v.numel(), [v.numel() * v.element_size()]) for n, v in state.server.items()}
     for name, text in describe(method).parts.items():
-        shape = json.loads(text.split(" ", 1)[1].rpartition(" ")[0]) if ROWS.fullmatch(name) else []
+        shape = (
+            json.loads(text.split(" ", 1)[1].rpartition(" ")[0])
+            if SERVER_ROWS_PATTERN.fullmatch(name)
+            else []
+        )
         if tuple(shape[1:]) == data.x.shape[1:]:
             numbers = torch.Size(shape).numel()
             server["unlabeled rows"] = (numbers, [numbers * data.x.element_size()])

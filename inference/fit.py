@@ -29,7 +29,7 @@ from pyrofl.inference.monitoring.status import monitor_of
 from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
-MOST = 100  # rounds, unless their number is given
+MAX_ROUNDS = 100  # rounds, unless their number is given
 WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum
 
 
@@ -147,7 +147,7 @@ def fit(
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
     if rounds is None:
         past = resume_from.state if isinstance(resume_from, Run) else resume_from
-        rounds, stop_when = MOST + (past.number if past else 0), "converged"
+        rounds, stop_when = MAX_ROUNDS + (past.number if past else 0), "converged"
     draw = loop.get("participation", everyone)
     data = prepare_data(by_round(method)(0), data)
     if (privacy := loop.pop("privacy", None)) is not None:

@@ -29,7 +29,7 @@ from typing import Literal, Unpack
 from pyrofl.arguments import checked
 from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.shared.base_and_head import head_and_base, keep, only
+from pyrofl.models.shared.base_and_head import head_and_base_patterns, make_personal, train_only
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -58,10 +58,10 @@ def build(
     Raises:
         ValueError: if `head` matches no parameter or all.
     """
-    head_names, rest = head_and_base(net, head, both=True)
+    head_names, rest = head_and_base_patterns(net, head, requires_both=True)
     settings: fedavg.Training = {"fine_tune": 5, **training}
-    method = keep(fedavg.build(net, **settings), head_names)
+    method = make_personal(fedavg.build(net, **settings), head_names)
     (train,) = method.phases
     chosen = {"head": head_names, "base": rest, "all": "*"}[tune]
-    adapt = tuple(only(phase, chosen) for phase in method.adapt)
-    return replace(method, name="fedbabu", phases=(only(train, rest),), adapt=adapt)
+    adapt = tuple(train_only(phase, chosen) for phase in method.adapt)
+    return replace(method, name="fedbabu", phases=(train_only(train, rest),), adapt=adapt)

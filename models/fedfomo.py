@@ -40,7 +40,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, Share, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.definition.metadata import PER_CLIENT, SHARE, Metadata, MetadataByPattern
+from pyrofl.inference.definition.metadata import PER_CLIENT, SHARE_RULE, Metadata, MetadataByPattern
 from pyrofl.inference.definition.method import Method, Phase, as_trained
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models import fedavg
@@ -188,7 +188,7 @@ def build(
 
     moves = (replace(step, loss=learned),)
     go = Phase((approach,))
-    judged: MetadataByPattern = {f"{AFFINITY} {CHOSEN}": PER_CLIENT, "weight": SHARE}
+    judged: MetadataByPattern = {f"{AFFINITY} {CHOSEN}": PER_CLIENT, "weight": SHARE_RULE}
     return replace(
         base,
         name="fedfomo",

@@ -50,7 +50,13 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
 from pyrofl.inference.definition.averages import Combine
 from pyrofl.inference.definition.elbo import Look, elbo
-from pyrofl.inference.definition.metadata import NOT_NEGATIVE, SHARE, JointRule, Metadata, normals
+from pyrofl.inference.definition.metadata import (
+    NOT_NEGATIVE,
+    SHARE_RULE,
+    JointRule,
+    Metadata,
+    normals,
+)
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam
 from pyrofl.inference.definition.programs import Likelihood, Loss, Program, Supervised, flat
@@ -295,7 +301,7 @@ class Mixture:
             aggregate=Aggregator(weights, update, aggregation, named),
             adapt=(Phase((choose,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
             views=personal_of(heaviest, fine_tune),
-            metadata=Metadata({"kind": SHARE}, reads={"model": model, "guide": q}),
+            metadata=Metadata({"kind": SHARE_RULE}, reads={"model": model, "guide": q}),
         )
 
     def center(self, received: Tensors, which: int | Tensor) -> Tensors:

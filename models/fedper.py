@@ -23,7 +23,7 @@ from typing import Unpack
 
 from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.shared.base_and_head import head_and_base, keep
+from pyrofl.models.shared.base_and_head import head_and_base_patterns, make_personal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -47,5 +47,5 @@ def build(
     Raises:
         ValueError: if no parameter matches `head`.
     """
-    method = keep(fedavg.build(net, **training), head_and_base(net, head)[0])
+    method = make_personal(fedavg.build(net, **training), head_and_base_patterns(net, head)[0])
     return replace(method, name="fedper")

@@ -29,7 +29,7 @@ from typing import Unpack
 from pyrofl.arguments import Whole, checked
 from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.shared.base_and_head import head_and_base, keep, only
+from pyrofl.models.shared.base_and_head import head_and_base_patterns, make_personal, train_only
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -57,12 +57,12 @@ def build(
     Raises:
         ValueError: if `head` matches no parameter or all.
     """
-    head_names, rest = head_and_base(net, head, both=True)
-    method = keep(fedavg.build(net, **training), head_names)
+    head_names, rest = head_and_base_patterns(net, head, requires_both=True)
+    method = make_personal(fedavg.build(net, **training), head_names)
     (train,) = method.phases
     return replace(
         method,
         name="fedrep",
-        phases=(only(train, head_names, head_epochs), only(train, rest)),
-        adapt=tuple(only(phase, head_names) for phase in method.adapt),
+        phases=(train_only(train, head_names, head_epochs), train_only(train, rest)),
+        adapt=tuple(train_only(phase, head_names) for phase in method.adapt),
     )

@@ -16,7 +16,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models import likelihood_factors, pvi
 from pyrofl.models.guides import Family
-from pyrofl.models.likelihood_factors.linear import needs_one_round
+from pyrofl.models.likelihood_factors.linear import is_exact_after_one_round
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 
 __all__ = ["hierarchical"]
@@ -88,7 +88,7 @@ def hierarchical(
             model, data, shared=shared, improper_sd=improper_sd
         )
         assert isinstance(method.model, Structure)
-        once = needs_one_round(method.model, data.dtype)
+        once = is_exact_after_one_round(method.model, data.dtype)
         chosen = f"likelihood factors{', 1 round' if once else ''}"
     except OtherStructure as error:
         method = pvi.hierarchical(model, data, shared=shared, improper_sd=improper_sd)

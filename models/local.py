@@ -22,7 +22,7 @@ from typing import Unpack
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.shared.base_and_head import keep
+from pyrofl.models.shared.base_and_head import make_personal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -44,5 +44,5 @@ def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
         raise ValueError(
             f"aggregation is {dict(training)['aggregation']!r}; expected none, as nothing travels"
         )
-    method = keep(fedavg.build(net, **training), "*")
+    method = make_personal(fedavg.build(net, **training), "*")
     return replace(method, name="local", metadata=Metadata(train_all_clients=True))

@@ -44,7 +44,7 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator, Weight, by_size
 from pyrofl.inference.definition.averages import Combine
 from pyrofl.inference.definition.elbo import elbo
-from pyrofl.inference.definition.metadata import SHARE, Metadata, WireCost
+from pyrofl.inference.definition.metadata import SHARE_RULE, Metadata, WireCost
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_trained, send_all
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.inference.definition.programs import Likelihood, Prior, as_prior
@@ -265,7 +265,7 @@ def build(
         adapt=both,
         views={"personal": as_trained, "global": common},
         metadata=Metadata(
-            {"branch/*": WireCost(unsent)} | ({"alpha": SHARE} if weighted else {}),
+            {"branch/*": WireCost(unsent)} | ({"alpha": SHARE_RULE} if weighted else {}),
             statistics=statistics,
             reads={"guide": q},
         ),

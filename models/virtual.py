@@ -41,7 +41,7 @@ from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
+WIDE_PRIOR = fixed(scale=3.0)  # Normal(0, 3^2)
 
 
 TUNE_OVER = {
@@ -58,7 +58,7 @@ def build(
     *,
     private: str | None = None,
     likelihood: Likelihood = categorical,
-    prior: Prior = WIDE,
+    prior: Prior = WIDE_PRIOR,
     guide: guides.Family = guides.mean_field,
     sampling: Sampling = "auto",
     warm_start: Whole | None = None,

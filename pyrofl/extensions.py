@@ -25,7 +25,7 @@ from typing import Any
 
 from pyrofl.arguments import check_name
 
-OWN = "pyrofl."  # parts of the package, which may be removed
+PACKAGE_PREFIX = "pyrofl."  # parts of the package, which may be removed
 
 _places: dict[str, str] = {}
 _functions: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def register(places: Mapping[str, str]) -> None:
             raise ValueError(
                 f"{point} is registered as {place!r}; expected a string 'module:function'"
             )
-        if _places and not place.startswith(OWN):
+        if _places and not place.startswith(PACKAGE_PREFIX):
             check_name(point, _places, "extension point")
     _places.update(places)
     for point in places:
@@ -62,7 +62,7 @@ def extension(point: str) -> Any:
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):
                 raise  # the part is there, and lacks a package that it needs
-            if not module.startswith(OWN):
+            if not module.startswith(PACKAGE_PREFIX):
                 raise ValueError(
                     f"{point} is registered as '{module}:{name}', but there is no module "
                     f"{error.name!r}"

@@ -11,7 +11,7 @@ from pyro import poutine
 from pyro.poutine.broadcast_messenger import BroadcastMessenger
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 
-DRAWS = "draws"  # the plate over Monte Carlo draws
+DRAWS_PLATE = "draws"  # the plate over Monte Carlo draws
 ONCE = "once"  # key of a site: its distribution, where all draws come from one and the same
 
 
@@ -43,7 +43,7 @@ class _WholePlate(pyro.plate):
         msg["cond_indep_stack"] = (self._frame, *msg["cond_indep_stack"])
         shape, axis = getattr(msg["fn"], "batch_shape", ()), cast("int", self.dim)
         if not msg["done"] and (len(shape) < -axis or shape[axis] != self.size):
-            if self.name == DRAWS:
+            if self.name == DRAWS_PLATE:
                 msg[ONCE] = msg["fn"]
             BroadcastMessenger._pyro_sample(msg)
 

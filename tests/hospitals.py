@@ -19,7 +19,7 @@ from pyrofl.data import Federation
 from pyrofl.files import checkpoint_file
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
-from pyrofl.flower.site import answered
+from pyrofl.flower.site import reply_or_refuse
 from pyrofl.flower.template import new
 from pyrofl.inference.engine.participation import everyone, sample_clients
 from pyrofl.inference.engine.round import run_round
@@ -114,7 +114,7 @@ class Wire:
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
         answers = {}
         for node, message in messages.items():
-            answer = sent(answered(self.sites[node], self.tamper(node, sent(message))))
+            answer = sent(reply_or_refuse(self.sites[node], self.tamper(node, sent(message))))
             self.messages.append((node, message, answer))
             spoilt = self.spoil(self.number, node, answer)
             if spoilt is not None:
@@ -124,7 +124,7 @@ class Wire:
 
     def tell(self, messages: Mapping[int, Records]) -> None:
         for node, message in messages.items():
-            answered(self.sites[node], sent(message))
+            reply_or_refuse(self.sites[node], sent(message))
 
 
 def sent(records: Records) -> Records:

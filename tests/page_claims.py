@@ -494,26 +494,36 @@ CLAIMS = [
         ],
     ),
     Claim(POSTERIORS, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
-    Claim(HIERARCHICAL, rf"after at most {N} rounds; `rounds", lambda: [fit.MOST]),
-    Claim(START, rf"after at most {N} rounds", lambda: [fit.MOST]),
-    Claim(START, rf"most {N} of the site's standard", lambda: [status.FAR * status.SMALL["mean"]]),
+    Claim(HIERARCHICAL, rf"after at most {N} rounds; `rounds", lambda: [fit.MAX_ROUNDS]),
+    Claim(START, rf"after at most {N} rounds", lambda: [fit.MAX_ROUNDS]),
+    Claim(
+        START,
+        rf"most {N} of the site's standard",
+        lambda: [status.MAX_REMAINING_CHANGE * status.CONVERGED_CHANGES["mean"]],
+    ),
     Claim(
         HIERARCHICAL,
         rf"than {N} standard deviations, and PVI if (\w+) rounds change none by more than {N}",
-        lambda: [status.FAR * status.SMALL["mean"], status.LAST, status.SMALL["mean"]],
+        lambda: [
+            status.MAX_REMAINING_CHANGE * status.CONVERGED_CHANGES["mean"],
+            status.LAST,
+            status.CONVERGED_CHANGES["mean"],
+        ],
     ),
-    Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [importance_sampling.BAD]),
-    Claim("README.md", rf"\(values below {N} are good\)", lambda: [importance_sampling.BAD]),
+    Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [importance_sampling.MAX_RELIABLE_K]),
+    Claim(
+        "README.md", rf"\(values below {N} are good\)", lambda: [importance_sampling.MAX_RELIABLE_K]
+    ),
     # guarantees and limits
     Claim(
         GUARANTEES,
         rf"in each of the last (\w+) server updates, [^;]*? at most {N} of the",
-        lambda: [status.LAST, status.SMALL["mean"]],
+        lambda: [status.LAST, status.CONVERGED_CHANGES["mean"]],
     ),
     Claim(
         GUARANTEES,
         rf"updates is also at most {N} standard",
-        lambda: [status.FAR * status.SMALL["mean"]],
+        lambda: [status.MAX_REMAINING_CHANGE * status.CONVERGED_CHANGES["mean"]],
     ),
     Claim(
         GUARANTEES,
@@ -619,7 +629,9 @@ CLAIMS = [
     Claim(
         "examples/docs/devices.md", rf"is none in {N} of them", lambda: [len(test_waiting.METHODS)]
     ),
-    Claim("examples/docs/devices.md", rf"up to {N} numbers of a client", lambda: [noise.AHEAD]),
+    Claim(
+        "examples/docs/devices.md", rf"up to {N} numbers of a client", lambda: [noise.NUMBERS_AHEAD]
+    ),
     Claim(
         "examples/CALIBRATION.md",
         rf"labels of {N} handwritten digits",
@@ -628,7 +640,7 @@ CLAIMS = [
     Claim(
         "examples/docs/own_tables.md",
         rf"more than {N} standard deviations from the mean",
-        lambda: [row_checks.FAR],
+        lambda: [row_checks.MAX_DEVIATIONS],
     ),
     Claim(
         HIERARCHICAL, rf"Monte Carlo, with {N} chains", lambda: [default(samplers.hmc, "chains")]
@@ -638,7 +650,7 @@ CLAIMS = [
         r"a random (\w+) of each client's rows are test rows",
         lambda: [round(1 / default(tables_of, "test_fraction"))],
     ),
-    Claim(FLOWER, r"is repeated, up to (\w+) times", lambda: [coordinator.REPEATS]),
+    Claim(FLOWER, r"is repeated, up to (\w+) times", lambda: [coordinator.MAX_ROUND_REPEATS]),
     Claim("examples/docs/tutorials.md", rf"Each takes {N} to {N} minutes", lambda: ends(minutes())),
     Claim(
         "examples/docs/regression.md",

@@ -41,7 +41,7 @@ def command(method: str, out: Path, rounds: int = 2, draws: int = 2) -> list[str
 
 
 def temporary(out: Path) -> list[str]:
-    return [p.name for p in out.rglob(".*") if p.name != lock.NAME]
+    return [p.name for p in out.rglob(".*") if p.name != lock.LOCK_FILE]
 
 
 def assert_same_folder(out: Path, whole: Path) -> None:

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.optim import Optim, sgd
 from pyrofl.inference.definition.programs import Program, Supervised
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.training.noise import open_latent
+from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.models import guides
 from pyrofl.models.guides import correlated
 from pyrofl.models.guides.automatic import from_pyro
@@ -123,7 +123,7 @@ class SigmaPoints(Messenger):
     """
 
     def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg):
+        if is_unset_latent(msg):
             event = msg["fn"].event_shape
             axes = torch.eye(event.numel(), dtype=torch.float64) * event.numel() ** 0.5
             points = torch.cat([axes, -axes]).view(-1, 1, 1, *event)

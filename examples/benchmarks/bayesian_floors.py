@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from pyrofl.data import Federation
-from pyrofl.models.pvi.natural_gradient import MOST, ROUNDING, SHORTER
+from pyrofl.models.pvi.natural_gradient import MAX_VARIANCE_RATIO, ROUNDING, SHORTER
 from pyrofl.models.pvi.partitioned import REACH
 from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator, like
@@ -109,8 +109,8 @@ def _natural(
     mean: Tensor, root: Tensor, grads: tuple[Tensor, ...], lr: float, step: int, steady: int
 ) -> None:
     lr = lr / max(1, step + 1 - steady)
-    curved = (1 + root * grads[1]).abs().clamp(max=MOST if step else inf)
-    root.mul_((1 + lr * (curved - 1)).clamp(min=1 / MOST).rsqrt())
+    curved = (1 + root * grads[1]).abs().clamp(max=MAX_VARIANCE_RATIO if step else inf)
+    root.mul_((1 + lr * (curved - 1)).clamp(min=1 / MAX_VARIANCE_RATIO).rsqrt())
     slope = root.square() * grads[0]
     mean.sub_(lr * slope / (slope / REACH).abs().amax(-1, keepdim=True).clamp(min=1))
 

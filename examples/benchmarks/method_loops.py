@@ -20,8 +20,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam
 
 from pyrofl.data import Federation
-from pyrofl.models.guides.dropout import BOUND, NARROWEST
-from pyrofl.models.metavd import DECAY, LONGEST
+from pyrofl.models.guides.dropout import LOG_BOUND, MIN_SD
+from pyrofl.models.metavd import DECAY, MAX_GRADIENT_NORM
 from pyrofl.nets.reparametrized import TINY
 from pyrofl.tensors import generator
 
@@ -240,7 +240,7 @@ def metavd(
                         w.sub_(g.mul_(step))
             found[c] = s.detach()
             with torch.no_grad():
-                weight = shares[c] / (s.clamp(-BOUND, BOUND).exp() + 1e-10)
+                weight = shares[c] / (s.clamp(-LOG_BOUND, LOG_BOUND).exp() + 1e-10)
                 means[0].addcmul_(weight, own[0])
                 precision.add_(weight)
                 torch._foreach_add_(means[1:], own[1:], alpha=float(shares[c]))
@@ -250,7 +250,7 @@ def metavd(
         grads = [w.detach() - v for w, v in zip(theta, means, strict=True)]
         for w, g in zip([*theta, *psi, embeddings], [*grads, *slopes], strict=True):
             w.grad = g
-        clip_grad_norm_([*theta, *psi, embeddings], LONGEST)
+        clip_grad_norm_([*theta, *psi, embeddings], MAX_GRADIENT_NORM)
         for optimizer in optimizers:
             optimizer.step()
         yield [w.detach() for w in theta]
@@ -269,8 +269,8 @@ def _spreads(psi: Weights, embeddings: Tensor) -> Tensor:
     value = embeddings
     for i in range(0, len(psi), 2):
         value = linear(leaky_relu(value, 0.1) if i else value, psi[i], psi[i + 1])
-    first = 2 * torch.tensor(NARROWEST, dtype=torch.float64).log().item()
-    return value.clamp(-BOUND, BOUND) + first
+    first = 2 * torch.tensor(MIN_SD, dtype=torch.float64).log().item()
+    return value.clamp(-LOG_BOUND, LOG_BOUND) + first
 
 
 def _dropout_loss(
@@ -278,7 +278,7 @@ def _dropout_loss(
 ) -> Tensor:
     """Return the mean cross entropy over draws and rows, and the divergence."""
     w1, b1, w2, b2 = weights
-    variance = s.clamp(-BOUND, BOUND).exp()
+    variance = s.clamp(-LOG_BOUND, LOG_BOUND).exp()
     sd = (linear(x.square(), variance) + TINY).sqrt()
     noise = torch.randn(len(x), draws, len(b1)).movedim(1, 0)
     hidden = torch.addcmul(linear(x, w1, b1), sd, noise).relu()

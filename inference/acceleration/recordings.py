@@ -21,7 +21,7 @@ from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.federate import federate
 
 MANY = 1000  # rounds of a long run
-LONG = 1.0  # seconds of training, below which nothing is said
+MIN_REPORTED_SECONDS = 1.0  # seconds of training, below which nothing is said
 SPARED = 0.1  # fraction of them that a recording would have to save
 
 
@@ -104,7 +104,7 @@ def recording_advice(method: Method, rounds: Iterable[tuple[int, float]]) -> tup
         total += seconds
         if steps:  # they are recorded again in every round
             spared += max(0.0, steps * SAVED - BINDING - TRIALS * seconds / steps)
-    if total < LONG or spared < SPARED * total:
+    if total < MIN_REPORTED_SECONDS or spared < SPARED * total:
         return ()
     updates = (update for phase in method.phases for update in phase.updates)
     users = (users_code((method.model, method.guide, one))[0] for one in updates)

@@ -14,7 +14,7 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.acceleration.recording.recorder import Recorder
 from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import initial, narrow, numbers, optimizer_of
-from pyrofl.inference.training.noise import AHEAD, ClientNoise
+from pyrofl.inference.training.noise import NUMBERS_AHEAD, ClientNoise
 from pyrofl.inference.training.schedules import Batches
 from pyrofl.inference.training.updates import (
     absent_tensor,
@@ -22,7 +22,7 @@ from pyrofl.inference.training.updates import (
     closed_form_values,
     stepped_names,
 )
-from pyrofl.nets.stacked import LARGE
+from pyrofl.nets.stacked import PRODUCTS_ENTRIES
 from pyrofl.tensors import Tensors, cut, under
 
 Touch = tuple[Tensors, Tensors, Tensors]
@@ -47,7 +47,7 @@ class PhaseRun:
     ) -> None:
         """Create the phase's updates and optimizers, on a copy of the tensors `local`."""
         self.method, self.phase, self.received, self.cohort = method, phase, received, cohort
-        self.noise = ClientNoise(noise, AHEAD)
+        self.noise = ClientNoise(noise, NUMBERS_AHEAD)
         steps = [move for move in phase.updates if isinstance(move, GradientStep)]
         moving = [stepped_names(step, local) for step in steps]
         self.owned = {n for names in moving for n in names}
@@ -275,7 +275,9 @@ class AcceleratedStep:
         if any(step.optimizer.state.get(step.params[name]) for step in others):
             return  # another optimizer's state has the current layout
         strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
-        if strides != p.stride() and p[0].numel() >= LARGE:  # or a copy of the gradient is cheap
+        if (
+            strides != p.stride() and p[0].numel() >= PRODUCTS_ENTRIES
+        ):  # or a copy of the gradient is cheap
             whole = run.local[name]
             run.local[name] = torch.empty_strided(
                 whole.shape, strides, dtype=whole.dtype, device=whole.device

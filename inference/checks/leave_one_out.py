@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray
 
-SAME = 1e-5  # largest relative difference of log likelihoods that count as equal
+LIKELIHOOD_TOLERANCE = 1e-5  # largest relative difference of log likelihoods that count as equal
 
 
 def loo(
@@ -217,7 +217,12 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
     if "row_weight" in total.coords:  # a row of weight 0 has no tail whose shape could be fitted
         total = total.isel(row=total["row_weight"].values > 0)
     # Equal draws differ by rounding where a model was run on more of them at once.
-    if bool((total.max("draw") - total.min("draw") <= SAME * (1 + abs(total).max("draw"))).all()):
+    if bool(
+        (
+            total.max("draw") - total.min("draw")
+            <= LIKELIHOOD_TOLERANCE * (1 + abs(total).max("draw"))
+        ).all()
+    ):
         raise ValueError(
             "all draws are equal because the guide is a point estimate; leave-one-out needs a "
             "guide with some spread, such as guide='mean_field'"

@@ -24,7 +24,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.inference.definition.rejection import REJECTED, of_points, rejecting
 from pyrofl.inference.definition.spherical import Spherical, distances
-from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
+from pyrofl.plates import DRAWS_PLATE, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
 
 
@@ -226,7 +226,7 @@ def traces(
     with (
         default_type(batch.size.dtype),
         KeptPlates(),
-        plate(DRAWS, num_particles, -3) if num_particles else nullcontext(),
+        plate(DRAWS_PLATE, num_particles, -3) if num_particles else nullcontext(),
     ):
         q = recorded(guide, (received, local, batch))
         p = recorded(model, (received, local, batch), q)

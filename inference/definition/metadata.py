@@ -187,7 +187,7 @@ MODERATE = Rule(
     "at most 1e100, or 1e30 in single precision",  # so that products do not overflow
     lambda value: value.abs() <= (1e100 if value.dtype == torch.float64 else 1e30),
 )
-SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # up to rounding
+SHARE_RULE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # up to rounding
 
 SPARSE = WireCost(lambda name, tensors: sparse({name: tensors[name]}))
 """Message size without zero entries."""

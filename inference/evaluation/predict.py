@@ -19,13 +19,15 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
-from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
+from pyrofl.inference.training.noise import ClientNoise, LatentMeans, draw
 from pyrofl.metrics import crps_of_draws, crps_of_normals
 from pyrofl.tensors import Tensors
 
 CLASSES = (dist.Bernoulli, dist.Categorical)
-ROWS = 512  # rows of a client that are predicted at once
-FEW = 64  # largest number of normals with CRPS in closed form; for more, draws are faster
+PREDICTION_CHUNK_ROWS = 512  # rows of a client that are predicted at once
+MAX_CLOSED_FORM_NORMALS = (
+    64  # largest number of normals with CRPS in closed form; for more, draws are faster
+)
 SAMPLES = 500  # draws for the CRPS: its error per row is about a twentieth of the response's sd
 
 
@@ -76,8 +78,8 @@ def answers(
     data, rows, everyone = with_rows(data, spec)
     for ids, received, local, noise in ready(method, data, state, everyone, spec):
         client_rows, parts_by_chunk = [rows[i] for i in ids.tolist()], []
-        for start in range(0, max(map(len, client_rows)), ROWS):
-            some = [r[start : start + ROWS] for r in client_rows]
+        for start in range(0, max(map(len, client_rows)), PREDICTION_CHUNK_ROWS):
+            some = [r[start : start + PREDICTION_CHUNK_ROWS] for r in client_rows]
             batch = mark_unseen(stack(data, some, data.cohort(ids)))
             members = responses(method, received, local, batch, spec.draws, noise)
             statistics = read(members, batch, noise)
@@ -166,7 +168,7 @@ def crps(fns: list[Any], mean: Tensor, batch: Batch, noise: list[Generator] | No
     if all(isinstance(fn, dist.Normal) for fn in fns):
         loc = torch.cat([fn.loc.reshape(shape) for fn in fns])
         scale = torch.cat([fn.scale.reshape(shape) for fn in fns])
-        if len(loc) <= FEW:
+        if len(loc) <= MAX_CLOSED_FORM_NORMALS:
             return crps_of_normals(loc, scale, batch.y)
     generators = noise or [torch.default_generator] * len(batch)
     copies = [Generator().set_state(g.get_state()) for g in generators]
@@ -192,7 +194,7 @@ def responses(
     The response is the site "y", or the only observed site.
     """
     for member in local if isinstance(local, list) else [local]:
-        handler: Any = GuideMean()
+        handler: Any = LatentMeans()
         if draws:
             handler = nullcontext() if noise is None else ClientNoise(noise)
         with pyro.validation_enabled(False), torch.no_grad(), handler:

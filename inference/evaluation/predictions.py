@@ -21,7 +21,7 @@ from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState, refuse_absent_states
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
-    ROWS,
+    PREDICTION_CHUNK_ROWS,
     mark_unseen,
     probabilities,
     responses,
@@ -196,7 +196,7 @@ def _of_client(
         _warn_untrained(method, received, data.cohort(cohort))
     source = stream(how.seed, Stream.ROWS, state.number, name)
     parts = []
-    for some in rows.split(ROWS):
+    for some in rows.split(PREDICTION_CHUNK_ROWS):
         answers = data.y.new_zeros(1, len(some), *data.y.shape[1:])
         mask = torch.ones(1, len(some), dtype=torch.bool, device=data.device)
         of = data.cohort(cohort)

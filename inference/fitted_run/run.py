@@ -16,7 +16,7 @@ from pyrofl.data import Federation
 from pyrofl.data.tables.wording import number_of
 from pyrofl.extensions import extension
 from pyrofl.files import run_folder
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.definition.budget import PrivacySpent
@@ -96,7 +96,7 @@ class Run(Pickled, Summarized):
             ValueError: if the folder holds other files, or cannot be written to.
         """
         path = run_folder.prepare(folder, holding=re.escape(run_folder.CHECKPOINT) * overwrite)
-        with locked(path):
+        with lock_folder(path):
             saving.save(self, path / run_folder.CHECKPOINT)
 
     def copy(self, **changes: Any) -> Run:

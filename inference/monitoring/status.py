@@ -68,9 +68,9 @@ from pyrofl.inference.monitoring.parameter_changes import Moved
 from pyrofl.tensors import matches
 
 LAST, LEAST = 5, 3  # aggregations, maximum and minimum
-SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
+CONVERGED_CHANGES = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
 LOST = 1000  # change of a diverged mean, in standard deviations
-FAR = 5  # largest remaining change of a converged run, relative to SMALL
+MAX_REMAINING_CHANGE = 5  # largest remaining change of a converged run, relative to SMALL
 UNRELIABLE = {True: 2, False: 4}  # such rounds end training, by whether nothing moves any more
 IDLE = "nothing is trained: all learning rates or epochs are 0"
 
@@ -103,7 +103,7 @@ class ConvergenceStatus:
     moved: float | None = None
     since: int | None = None
     ended: bool = False
-    small: ClassVar[dict[str, float]] = SMALL
+    small: ClassVar[dict[str, float]] = CONVERGED_CHANGES
 
     def tested(
         self,
@@ -273,11 +273,15 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
     before = merged[-2].moved
     for site, parts in last.moved.items():
         for part, now in parts.items():
-            limit, ratio = FAR * SMALL[part], now / max(_of(before, site, part), 1e-300)
+            limit, ratio = (
+                MAX_REMAINING_CHANGE * CONVERGED_CHANGES[part],
+                now / max(_of(before, site, part), 1e-300),
+            )
             steady = ratio < 1 and now * ratio / (1 - ratio) <= limit
-            if now > limit or not (steady or now <= SMALL[part] / 2):
+            if now > limit or not (steady or now <= CONVERGED_CHANGES[part] / 2):
                 return None
-    why = f"the last round changed no mean or sd of a site by more than {FAR * SMALL['mean']} sd"
+    largest = MAX_REMAINING_CHANGE * CONVERGED_CHANGES["mean"]
+    why = f"the last round changed no mean or sd of a site by more than {largest} sd"
     return ConvergenceStatus("converged", why, count)
 
 
@@ -288,14 +292,18 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
     if not series:
         return ConvergenceStatus("not converged", "unknown, as no tensor can be compared", merges)
     now = {key: each[-1] for key, each in series.items()}
-    left = {key: _left(each, SMALL[key[1]]) for key, each in series.items()}
-    quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
-    far = quiet and any(left[key] > FAR * SMALL[key[1]] for key in series)
+    left = {key: _left(each, CONVERGED_CHANGES[key[1]]) for key, each in series.items()}
+    quiet = merges >= LEAST and all(
+        v <= CONVERGED_CHANGES[p] for (_, p), each in series.items() for v in each
+    )
+    far = quiet and any(
+        left[key] > MAX_REMAINING_CHANGE * CONVERGED_CHANGES[key[1]] for key in series
+    )
     most = left if far else now
-    site, part = max(series, key=lambda key: most[key] / SMALL[key[1]])
+    site, part = max(series, key=lambda key: most[key] / CONVERGED_CHANGES[key[1]])
     largest = (merges, site, part, now[site, part])
-    least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
-    if not quiet and all(value <= SMALL[p] for (_, p), value in now.items()):
+    least = f"{CONVERGED_CHANGES['mean']} sd or {CONVERGED_CHANGES['norm']:.1%}"
+    if not quiet and all(value <= CONVERGED_CHANGES[p] for (_, p), value in now.items()):
         why = f"nothing changed by more than {least} in the last round; it takes several of these"
         return ConvergenceStatus("not converged", why, *largest)
     if quiet and not far:

@@ -21,11 +21,11 @@ from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.draws import JointNoise
 from pyrofl.inference.posteriors.pointwise import Client, densities
-from pyrofl.inference.training.noise import client_axis, open_latent
+from pyrofl.inference.training.noise import client_axis, is_unset_latent
 from pyrofl.tensors import Tensors, cut, default_type, matches
 
-ROWS = 4096  # maximum rows of a group, including padding, unless it has a single client
-SHORT = 16  # number of rows up to which clients of any size are padded to each other
+MAX_GROUP_ROWS = 4096  # maximum rows of a group, including padding, unless it has a single client
+SHORT_CLIENT_ROWS = 16  # number of rows up to which clients of any size are padded to each other
 ALIKE = 2 / 3  # minimum rows of the clients of a group, relative to its longest
 
 
@@ -64,7 +64,7 @@ class Proposed(Messenger):
         self.left = {True: noise[:, None], False: client_noise}
 
     def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg) and msg["name"] in self.normal:
+        if is_unset_latent(msg) and msg["name"] in self.normal:
             fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
             size = fn.event_shape.numel()
             part, self.left[is_shared] = self.left[is_shared].tensor_split([size], -1)
@@ -84,7 +84,7 @@ def width(fn: Any) -> int:
 def grouped(
     method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> list[ClientGroup]:
-    """Return clients in groups of similar numbers of rows, of at most `ROWS` rows in all.
+    """Return clients in groups of similar numbers of rows, of at most `MAX_GROUP_ROWS` rows in all.
 
     Clients are alone if the programs of several clients cannot run in one batch.
     """
@@ -141,8 +141,8 @@ def alike(sizes: Tensor, ids: Tensor, most: int) -> list[Tensor]:
     while len(order):
         of = sizes[order]
         longest = int(of[0])
-        similar = int((of >= longest * ALIKE).sum()) if longest > SHORT else len(of)
-        fit = min(most, similar, max(1, ROWS // longest))
+        similar = int((of >= longest * ALIKE).sum()) if longest > SHORT_CLIENT_ROWS else len(of)
+        fit = min(most, similar, max(1, MAX_GROUP_ROWS // longest))
         groups.append(order[:fit])
         order = order[fit:]
     return groups

@@ -48,10 +48,10 @@ from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.client_groups import grouped, rounded
 from pyrofl.inference.posteriors.draws import Values
-from pyrofl.inference.posteriors.group_weights import GroupWeighing
+from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.importance_sampling import (
-    BAD,
+    MAX_RELIABLE_K,
     Request,
     TermsReply,
     Weighing,
@@ -128,7 +128,7 @@ def corrected(
     how = spec if method.shared else replace(spec, chunk_size=1)
     groups = grouped(method, data, state, everyone, how)
     guided, tried = GuidedSites(method, groups[0]), tried_for(method, draws)
-    parts = [GroupWeighing(method, group, guided) for group in groups]
+    parts = [GroupImportanceSampler(method, group, guided) for group in groups]
     common = stream(spec.seed, Stream.TEST, state.number)
 
     def relist(server: Tensors) -> None:
@@ -176,7 +176,7 @@ def corrected(
 
 
 def _shapes(
-    parts: Sequence[GroupWeighing],
+    parts: Sequence[GroupImportanceSampler],
     log_w: Sequence[Tensor],
     k: Tensor,
     ids: Tensor,
@@ -197,7 +197,7 @@ def _shapes(
     return {n: torch.cat(v, 1)[:, at] for n, v in shapes_by_site.items()}
 
 
-def _at_bound(parts: Sequence[GroupWeighing], log_w: Sequence[Tensor]) -> str:
+def _at_bound(parts: Sequence[GroupImportanceSampler], log_w: Sequence[Tensor]) -> str:
     """Return which site has many draws that are its bound up to rounding, or ""."""
     for i, part in enumerate(parts):
         w = log_w[min(i, len(log_w) - 1)].exp()
@@ -236,7 +236,7 @@ def tried_for(method: Method, draws: int) -> int:
 
 
 def _together(
-    parts: Sequence[GroupWeighing],
+    parts: Sequence[GroupImportanceSampler],
     common: Generator,
     count: int,
     shown: Bar,
@@ -261,10 +261,10 @@ def _together(
 
 
 def _separately(
-    parts: Sequence[GroupWeighing], common: Generator, count: int, shown: Bar
+    parts: Sequence[GroupImportanceSampler], common: Generator, count: int, shown: Bar
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of each client by itself; return its log weights [S], and diagnostics [C]."""
-    weighted_parts = [weighted(part.alone(count)) for part in shown(parts, count)]
+    weighted_parts = [weighted(part.weigh_single_client(count)) for part in shown(parts, count)]
     k, log_w = torch.tensor([k for _, k in weighted_parts]), [w for w, _ in weighted_parts]
     return log_w, Weights(k, torch.stack([effective(w) for w in log_w]), count)
 
@@ -281,7 +281,9 @@ class Bar:
         """Create a progress bar, shown only on request in a terminal or notebook."""
         self.shown = shown and (sys.stderr.isatty() or in_notebook())
 
-    def __call__(self, parts: Sequence[GroupWeighing], count: int) -> Iterator[GroupWeighing]:
+    def __call__(
+        self, parts: Sequence[GroupImportanceSampler], count: int
+    ) -> Iterator[GroupImportanceSampler]:
         """Iterate over groups of clients with a progress bar labeled by the number of draws."""
         if not self.shown:
             yield from parts
@@ -366,7 +368,7 @@ class Correction:
                 k = shapes(draws, even, -math.inf)
                 # The standard error of a shape from a tail of 3 count^0.5 draws.
                 error = (1 + k) / (3 * count**0.5) ** 0.5
-                pareto_shapes[name] = k.where(k - error > BAD, -math.inf)
+                pareto_shapes[name] = k.where(k - error > MAX_RELIABLE_K, -math.inf)
         none = torch.zeros(1)
         if text := heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
             warn_user(text)

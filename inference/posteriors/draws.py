@@ -24,7 +24,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.posteriors.server import SiteSubstitution, of_server
-from pyrofl.inference.training.noise import ClientNoise, open_latent
+from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import synchronized
 
@@ -57,7 +57,7 @@ class JointNoise(ClientNoise):
         self.generators = (
             self.common if matches(msg["name"], self.shared) else self.client_generators
         )
-        is_selection = msg["infer"].get("listed") and open_latent(msg)
+        is_selection = msg["infer"].get("listed") and is_unset_latent(msg)
         super()._pyro_sample(msg)
         if is_selection:
             shift = torch.stack([torch.rand((), generator=g) for g in self.generators])

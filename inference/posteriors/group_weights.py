@@ -17,15 +17,15 @@ from pyrofl.inference.posteriors.pointwise import CELLS
 from pyrofl.inference.posteriors.proposals import REACH, ModeRegression, around
 from pyrofl.tensors import Tensors, matches, times
 
-WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
-STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
-MOST = 20  # maximum variables of a client for Newton's method
-FLAT = 0.05  # minimum curvature, relative to the guide's
-FALL, WIDENED = (
+CHUNK_FACTOR = 40  # factor of the chunk size, as the densities are evaluated repeatedly
+NEWTON_STEPS, NEWTON_TOLERANCE = 5, 0.2  # of Newton's method, in the guide's standard deviations
+MAX_NEWTON_VARIABLES = 20  # maximum variables of a client for Newton's method
+MIN_RELATIVE_CURVATURE = 0.05  # minimum curvature, relative to the guide's
+MIN_LOG_DENSITY_DROP, MAX_DOUBLINGS = (
     2.0,
     4,
 )  # least fall of log p at `REACH` sds, where a normal one falls by 8; doublings
-SHARE = 1 / 32  # probability of the wider normal of the proposal of z
+WIDER_NORMAL_PROBABILITY = 1 / 32  # probability of the wider normal of the proposal of z
 
 
 class GroupTerms(NamedTuple):
@@ -37,7 +37,7 @@ class GroupTerms(NamedTuple):
 
 
 @dataclass
-class GroupWeighing:
+class GroupImportanceSampler:
     """Importance sampler of the own sites of a group of clients, given draws of the shared ones.
 
     A client's random numbers do not depend on the others of its group.
@@ -57,13 +57,13 @@ class GroupWeighing:
     near: ModeRegression | None = None
     sites: dict[str, Values] = field(default_factory=dict)
 
-    def alone(self, count: int) -> Tensor:
+    def weigh_single_client(self, count: int) -> Tensor:
         """Draw all sites of a single client that shares none, and return log weights [S]."""
         noise = torch.zeros(1, self.guided.sizes[0]).double()
         mode, root = self._mode(noise)
-        shifts, _ = self._numbers(1, 1)
-        share = SHARE if self.guided.sizes[1] else 1.0
-        ratio, _, self.sites = self._ratios(noise, mode, root, shifts, count, share)
+        shifts, _ = self._uniform_numbers(1, 1)
+        share = WIDER_NORMAL_PROBABILITY if self.guided.sizes[1] else 1.0
+        ratio, _, self.sites = self._log_importance_weights(noise, mode, root, shifts, count, share)
         return ratio[0, 0]
 
     def together(self, noise: Tensor, draws: int, sets: int, more: bool = False) -> GroupTerms:
@@ -77,10 +77,10 @@ class GroupWeighing:
         """
         guided = self.guided
         draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
-        step = max(1, WIDE * CELLS // (self.group.client[2].mask.numel() * draws * sets))
-        numbers = (v.split(step) for v in (noise, *self._numbers(len(noise), sets)))
+        step = max(1, CHUNK_FACTOR * CELLS // (self.group.client[2].mask.numel() * draws * sets))
+        numbers = (v.split(step) for v in (noise, *self._uniform_numbers(len(noise), sets)))
         each = [
-            self._of_part(e, shifts, choices, draws, sets)
+            self._terms_at_draws(e, shifts, choices, draws, sets)
             for e, shifts, choices in zip(*numbers, strict=True)
         ]
         parts, modes, sites = zip(*each, strict=True)
@@ -101,7 +101,7 @@ class GroupWeighing:
             if matches(n, self.method.shared)
         }
 
-    def _numbers(self, s: int, sets: int) -> tuple[Tensor, Tensor]:
+    def _uniform_numbers(self, s: int, sets: int) -> tuple[Tensor, Tensor]:
         """Draw uniform numbers of clients: shifts of points [S, C, sets, 2, n], and choices [S, C].
 
         The points are those of `around`.
@@ -115,14 +115,16 @@ class GroupWeighing:
         ]
         return torch.stack(shifts, 1), torch.stack(choices, 1)
 
-    def _of_part(
+    def _terms_at_draws(
         self, noise: Tensor, shifts: Tensor, choices: Tensor, draws: int, sets: int
     ) -> tuple[GroupTerms, Tensor, dict[str, Values]]:
         """Return terms, modes [S, C, n] and one draw of each site, at some of the shared draws."""
         mode, root = self._mode(noise)
         # Of a single variable, evenly spaced points of a wide normal have the most exact mean.
-        share = SHARE if self.guided.sizes[1] > 1 else 1.0
-        ratio, prior, site_draws = self._ratios(noise, mode, root, shifts, draws, share)
+        share = WIDER_NORMAL_PROBABILITY if self.guided.sizes[1] > 1 else 1.0
+        ratio, prior, site_draws = self._log_importance_weights(
+            noise, mode, root, shifts, draws, share
+        )
         highest = ratio.amax(2, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
         weight = (ratio - highest).exp()
         mean = weight.mean(2)
@@ -136,7 +138,7 @@ class GroupWeighing:
         log_l = mean.log() + highest[..., 0]
         return GroupTerms(log_l, spread.nan_to_num(1.0), prior), mode, sites
 
-    def _ratios(
+    def _log_importance_weights(
         self, noise: Tensor, mode: Tensor, root: Tensor, shifts: Tensor, draws: int, share: float
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
         """Return clients' log importance weights [S, C, sets * draws], and all their draws.
@@ -149,12 +151,14 @@ class GroupWeighing:
         size = s * k
         with torch.no_grad():
             every = noise.repeat_interleave(k, 0)
-            log_densities, q, p = self._evaluated(every, proposals.transpose(1, 2).flatten(0, 1))
+            log_densities, q, p = self._log_densities(
+                every, proposals.transpose(1, 2).flatten(0, 1)
+            )
         ratio = (log_densities["log_p"] - log_densities["log_q"]).unflatten(0, (s, k)).transpose(
             1, 2
         ) - wider
         prior = (log_densities["shared log_p"] - log_densities["shared log_q"])[::k, 0]
-        return ratio.nan_to_num(nan=-torch.inf), prior, drawn_sites(q, p, size, clients)
+        return ratio.nan_to_num(nan=-torch.inf), prior, site_draws_of_traces(q, p, size, clients)
 
     def _mode(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances.
@@ -164,17 +168,17 @@ class GroupWeighing:
         size, shape = self.guided.sizes[1], (len(noise), len(self.group.ids))
         at = noise.new_zeros(*shape, size)
         root = torch.eye(size).double().repeat(*shape, 1, 1)
-        if not 0 < size <= MOST:
+        if not 0 < size <= MAX_NEWTON_VARIABLES:
             return at, root
         at = at if self.near is None else self.near(noise).nan_to_num(0.0, 0.0, 0.0)
-        last, halved = at.clone(), torch.zeros(shape, dtype=torch.bool)
-        left, going = torch.arange(len(noise)), torch.ones(shape, dtype=torch.bool)
-        for _ in range(STEPS if self.near is None else 1):
-            slope, curvature, has_density = self._slopes(noise[left], at[left])
+        last, is_step_halved = at.clone(), torch.zeros(shape, dtype=torch.bool)
+        left, is_unconverged = torch.arange(len(noise)), torch.ones(shape, dtype=torch.bool)
+        for _ in range(NEWTON_STEPS if self.near is None else 1):
+            slope, curvature, has_density = self._gradient_and_hessian(noise[left], at[left])
             values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
-            new = vectors * values.abs().clamp(min=FLAT).rsqrt()[..., None, :]
-            now = (going[left] & has_density)[..., None]
-            back = (going[left] & ~has_density)[..., None]
+            new = vectors * values.abs().clamp(min=MIN_RELATIVE_CURVATURE).rsqrt()[..., None, :]
+            now = (is_unconverged[left] & has_density)[..., None]
+            back = (is_unconverged[left] & ~has_density)[..., None]
             root[left] = torch.where(now[..., None], new, root[left])
             way = times(new, times(new.mT, slope))
             length = torch.linalg.vector_norm(way, dim=-1, keepdim=True)
@@ -182,15 +186,15 @@ class GroupWeighing:
             step = torch.where(back, (last[left] - at[left]) / 2, step)
             last[left] = torch.where(now, at[left], last[left])
             at[left] += step.nan_to_num(0.0, 0.0, 0.0)
-            halved[left] |= back[..., 0]
-            going[left] = (back | (now & (length >= DONE)))[..., 0]
-            left = going.any(1).nonzero()[:, 0]
+            is_step_halved[left] |= back[..., 0]
+            is_unconverged[left] = (back | (now & (length >= NEWTON_TOLERANCE)))[..., 0]
+            left = is_unconverged.any(1).nonzero()[:, 0]
             if not len(left):
                 break
-        at = torch.where((going & halved)[..., None], last, at)
-        return at, root if self.guided.listed else self._widened(noise, at, root)
+        at = torch.where((is_unconverged & is_step_halved)[..., None], last, at)
+        return at, root if self.guided.listed else self._widen_roots(noise, at, root)
 
-    def _widened(self, noise: Tensor, mode: Tensor, root: Tensor) -> Tensor:
+    def _widen_roots(self, noise: Tensor, mode: Tensor, root: Tensor) -> Tensor:
         """Return roots [S, C, n, n] whose columns reach where the density is much lower.
 
         The curvature at a mode does not show long tails, as those of a U-shaped density.
@@ -200,11 +204,11 @@ class GroupWeighing:
             height = self._log_p(noise, mode)
             for i in range(mode.shape[-1]):
                 left = torch.arange(len(noise))
-                for _ in range(WIDENED):
+                for _ in range(MAX_DOUBLINGS):
                     off = REACH * root[left, :, :, i]
                     ends = (self._log_p(noise[left], mode[left] + s * off) for s in (-1, 1))
                     highest = torch.maximum(*ends).nan_to_num(nan=-torch.inf)
-                    short = highest > height[left] - FALL
+                    short = highest > height[left] - MIN_LOG_DENSITY_DROP
                     if not bool(short.any()):
                         break
                     root[left, :, :, i] *= torch.where(short, 2.0, 1.0)[..., None]
@@ -213,10 +217,10 @@ class GroupWeighing:
 
     def _log_p(self, noise: Tensor, at: Tensor) -> Tensor:
         """Return the clients' log density [S, C] at noise [S, d] and [S, C, n]."""
-        log_densities, _, _ = self._evaluated(noise, at)
+        log_densities, _, _ = self._log_densities(noise, at)
         return log_densities["log_p"] - log_densities["log_q"] - at.square().sum(-1) / 2
 
-    def _slopes(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gradient_and_hessian(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise.
 
         The third result is whether log p is finite, bool [S, C].
@@ -231,13 +235,13 @@ class GroupWeighing:
         curvature = -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
         return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature, log_p.detach().isfinite()
 
-    def _evaluated(self, noise: Tensor, client_noise: Tensor) -> tuple[Tensors, Any, Any]:
+    def _log_densities(self, noise: Tensor, client_noise: Tensor) -> tuple[Tensors, Any, Any]:
         """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
         proposed = Proposed(self.method.shared, self.guided.normal, noise, client_noise)
         return evaluated(self.method, self.group, proposed)
 
 
-def drawn_sites(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
+def site_draws_of_traces(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
     """Return draws of latent sites and of deterministic ones without rows, from both traces."""
     sites = {
         n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), of_rows(site))

@@ -16,7 +16,7 @@ from pyrofl.inference.posteriors.draws import in_plate
 from pyrofl.tensors import matches
 
 LARGEST = 2000  # maximum number of variables of a client
-FEW, LEAST = 3, 8  # minimum draws of z, for listed draws or others
+MIN_LISTED_DRAWS, MIN_DRAWS = 3, 8  # minimum draws of z, for listed draws or others
 
 
 class CannotCorrect(ValueError):
@@ -53,7 +53,7 @@ class GuidedSites:
     @property
     def least(self) -> int:
         """Minimum number of draws of z; few if the guide draws z given each shared draw."""
-        return FEW if self.listed else LEAST
+        return MIN_LISTED_DRAWS if self.listed else MIN_DRAWS
 
     @cached_property
     def _traced(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from pyrofl.inference.definition.rejection import SINGULAR
 from pyrofl.inference.posteriors.group_weights import GroupTerms
-from pyrofl.inference.posteriors.guided_sites import LEAST, GuidedSites, NoUsableDraws
+from pyrofl.inference.posteriors.guided_sites import MIN_DRAWS, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.proposals import (
     FEWER,
     Listed,
@@ -36,10 +36,10 @@ HEAVY = 0.5  # Pareto k above which weights have no finite variance
 ADAPTED = 2  # maximum t distributions near a list of draws
 GAIN = 1.25  # relative gain of the effective sample size below which adaptation stops
 MANY = 64  # maximum draws of z
-ENOUGH = 400  # required effective sample size
+MIN_ESS = 400  # required effective sample size
 ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
 MOST_TRIED = 4000  # maximum values of g, unless more draws are requested
-BAD = 0.7  # Pareto k above which weights are unreliable
+MAX_RELIABLE_K = 0.7  # Pareto k above which weights are unreliable
 FEWEST = 100  # effective sample size from which the error of an estimate is known
 EXISTS = 1.0  # Pareto k below which an estimate has a mean
 DIFFER = "two sets of draws differ beyond their Monte Carlo errors"
@@ -172,7 +172,7 @@ class Weighing:
         log_w, k = weighted(ratio)
         if self.listed is None:
             return _weighed(reply.values, log_w, k)
-        draws = [max(k, LEAST) for k in draws]  # for the tails, where the guide of z is worst
+        draws = [max(k, MIN_DRAWS) for k in draws]  # for the tails, where the guide of z is worst
         at = source.places(len(e))
         mixture = ProposalMixture(
             self.listed, self.listed.noise[at], self.listed.log_density[at], ratio
@@ -218,7 +218,7 @@ class Weighing:
 
     def _needed(self, log_w: Tensor) -> int:
         """Return the number of draws to weigh, given log weights of few."""
-        count = int(1.5 * ENOUGH * len(log_w) / float(effective(log_w)))
+        count = int(1.5 * MIN_ESS * len(log_w) / float(effective(log_w)))
         return max(self.count, min(MOST_TRIED, count))
 
     def _sampled(self, proposal: Any, count: int) -> Tensor:

@@ -48,7 +48,7 @@ from pyrofl.inference.posteriors.client_groups import width
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
-from pyrofl.inference.training.noise import open_latent
+from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import synchronized
 
@@ -56,7 +56,7 @@ PAIRS, DRAWS, CLIENT_DRAWS = 400, 500, 8  # antithetic pairs; weighted draws of 
 WIDER, FEW = 2.0, 5  # scale of the weighted draws of g, and its maximum number of variables
 NOISE = 0.5  # variance of log w that the draws of z may add
 OFF, ERRORS = 0.1, 4  # tolerated step, in standard deviations, and its standard errors
-BAD = 0.7  # Pareto k above which weights are unreliable
+MAX_RELIABLE_K = 0.7  # Pareto k above which weights are unreliable
 LARGEST = 200  # maximum number of shared variables
 CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
@@ -113,7 +113,7 @@ class AntitheticNoise(Messenger):
         self.common, self.local = generator("shared", key), generator("own", key, client)
 
     def _pyro_sample(self, msg: Any) -> None:
-        if not open_latent(msg) or not (size := width(msg["fn"])):
+        if not is_unset_latent(msg) or not (size := width(msg["fn"])):
             return
         fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
         again, source = (self.again, self.common) if is_shared else (1, self.local)
@@ -215,7 +215,7 @@ def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: in
         weights, k = smoothed(log_w)
     except ImportError:  # ArviZ is not installed
         return ""
-    if k > BAD:
+    if k > MAX_RELIABLE_K:
         return f"draws of the guide miss part of the posterior, as their Pareto k is {k:.2f}"
     share, ess, odd = weights.exp(), float(effective(weights)), []
     guide = guide_log_w.softmax(0)

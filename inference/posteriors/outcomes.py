@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.programs import DECENTERED, FREED
 from pyrofl.inference.monitoring.status import ConvergenceStatus
-from pyrofl.inference.posteriors.importance_sampling import BAD, ENOUGH, Weights
+from pyrofl.inference.posteriors.importance_sampling import MAX_RELIABLE_K, MIN_ESS, Weights
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATES
 from pyrofl.user_warnings import warn_user
 
@@ -22,7 +22,7 @@ RICHER = (
 
 def is_heavy(weights: Weights) -> Tensor:
     """Return whether Pareto k is too large: [1] for all clients, or [C] for each."""
-    return weights.k > BAD
+    return weights.k > MAX_RELIABLE_K
 
 
 def heavy_tail(weights: Weights) -> str:
@@ -30,7 +30,7 @@ def heavy_tail(weights: Weights) -> str:
     if not bool(is_heavy(weights).any()):
         return ""
     k = float(weights.k.nan_to_num(torch.inf, torch.inf).max())
-    why = f"Pareto k of the correction is {k:.2f} (at most {BAD} is reliable)"
+    why = f"Pareto k of the correction is {k:.2f} (at most {MAX_RELIABLE_K} is reliable)"
     return f"{why}, and more rounds will not help: {RICHER}"
 
 
@@ -41,7 +41,7 @@ def heavy_estimates(weights: Weights) -> str:
         if site.endswith((DECENTERED, FREED)):
             continue
         for name, k in zip(ESTIMATES, value, strict=True):
-            if k.numel() and float(k.max()) > BAD:
+            if k.numel() and float(k.max()) > MAX_RELIABLE_K:
                 texts.append(f"{float(k.max()):.2f} for the {name} of {site}")
     return ", ".join(texts)
 
@@ -66,15 +66,15 @@ def heavy_tails(weights: Weights, kind: str) -> str:
     if not (heavy := heavy_estimates(weights)):
         return ""
     return (
-        f"estimates of {kind} draws are unreliable: Pareto k is {heavy} (at most {BAD} is "
-        "reliable), as draws in a heavy tail are few; report the median and the interval, or "
+        f"estimates of {kind} draws are unreliable: Pareto k is {heavy} (at most {MAX_RELIABLE_K} "
+        "is reliable), as draws in a heavy tail are few; report the median and the interval, or "
         "compare with pyrofl.reference.nuts"
     )
 
 
 def untrusted(weights: Weights) -> Tensor:
     """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
-    return is_heavy(weights) | (weights.ess < ENOUGH)
+    return is_heavy(weights) | (weights.ess < MIN_ESS)
 
 
 def outcome_of(
@@ -100,7 +100,7 @@ def outcome_of(
     state = "corrected draws are unreliable" if strict else "draws are not corrected"
     state += f" of {whose}" if names else ""
     more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
-    if not strict and not bool((weights.ess < ENOUGH).any()):
+    if not strict and not bool((weights.ess < MIN_ESS).any()):
         more += "; corrected=True returns the weighted draws all the same"
     warn_user(f"{state}{more}; {why}; {advice(verdict)}")
     return YES if strict else f"no: {why}"
@@ -110,11 +110,11 @@ def _reason(weights: Weights, up_to: str) -> str:
     """Return which diagnostics of unreliable importance weights are bad."""
     k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
     size = f"the effective sample size of {weights.tried:,} weighted draws is {ess:,.0f}"
-    if few := ess < ENOUGH:
-        size += f" (at least {ENOUGH} are needed)"
+    if few := ess < MIN_ESS:
+        size += f" (at least {MIN_ESS} are needed)"
     if not bool(is_heavy(weights).any()):
         return size
-    shape = f"Pareto k is {up_to}{k:.2f} (at most {BAD} is reliable)"
+    shape = f"Pareto k is {up_to}{k:.2f} (at most {MAX_RELIABLE_K} is reliable)"
     return f"{shape}, {'and' if few else 'although'} {size}"
 
 

@@ -20,7 +20,10 @@ WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
 BRIDGES = 50  # iterations of the ratio of normalizing constants
 MODE_DISTANCE = 4.0  # least distance of two modes, in standard deviations of the draws
-NEAR, FEW = 0.75, 0.01  # part of a line from which draws are near its end; least share of these
+LINE_PART_NEAR_END, MIN_SHARE_NEAR_END = (
+    0.75,
+    0.01,
+)  # part of a line from which draws are near its end; least share of these
 LOWER, DIP = 5.0, 2.0  # log density of a second mode below the first, and of the middle below both
 
 
@@ -121,7 +124,7 @@ class ModeSearch(NamedTuple):
         """Return whether draws lie near a point, as seen along the line from the draw to it."""
         line = self.noise[point] - self.noise[0]
         position = (draws - self.noise[0]) @ line / line.square().sum()
-        return float(weights[position > NEAR].sum()) > FEW
+        return float(weights[position > LINE_PART_NEAR_END].sum()) > MIN_SHARE_NEAR_END
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.training.noise import open_latent
+from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 
@@ -26,7 +26,7 @@ class SiteSubstitution(Messenger):
         self.values = values
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.values and open_latent(msg):
+        if msg["name"] in self.values and is_unset_latent(msg):
             msg["value"], msg["done"] = self.values[msg["name"]].unsqueeze(2), True
 
 

@@ -38,7 +38,7 @@ from pyrofl.inference.posteriors.corrected import (
 )
 from pyrofl.inference.posteriors.draws import draws_specification, posterior
 from pyrofl.inference.posteriors.export import SAMPLES, Fact, inference_data
-from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
+from pyrofl.inference.posteriors.group_weights import GroupTerms, site_draws_of_traces
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import Request, TermsReply, Weighing, Weights
 from pyrofl.inference.posteriors.outcomes import untrusted
@@ -185,7 +185,7 @@ def _at(
         said, q, p = evaluated(
             run.method, single, Proposed(run.method.shared, guided.normal, e, none)
         )
-    sites = drawn_sites(q, p, len(e), 1).items()
+    sites = site_draws_of_traces(q, p, len(e), 1).items()
     return said, {
         n: v.value[:, 0] if guided.latent.get(n) else v.value[:, 0, 0]  # of a plate, all places
         for n, v in sites

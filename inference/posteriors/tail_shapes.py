@@ -21,7 +21,10 @@ ENDS = 0.025, 0.975  # probabilities below the ends of an interval
 ESTIMATE = "estimate"  # axis of these, in sample_stats
 ESTIMATES = ("mean", "sd", *(f"{100 * end:g}%" for end in ENDS))
 SURE = 3.0  # standard errors by which two estimates differ more than they may
-FAR, RATIO = 0.1, 1.1  # difference of means, in standard deviations, and ratio of these
+MAX_MEAN_DIFFERENCE, MAX_SD_RATIO = (
+    0.1,
+    1.1,
+)  # difference of means, in standard deviations, and ratio of these
 CONSTANT = 1e-9  # relative standard deviation of coordinates that do not vary but by rounding
 LESS = 3.0  # the largest value is below a third of its expectation with probability 3%
 CELLS = 10_000_000  # numbers in a tensor
@@ -136,14 +139,14 @@ def difference(values: Tensors, one: Tensor, other: Tensor) -> str:
             continue
         a, b = estimates(flat[: len(one)], one), estimates(flat[len(one) :], other)
         far = (a.mean - b.mean).abs() - SURE * torch.hypot(a.error, b.error)
-        if bool((far > FAR * b.sd).any()):
+        if bool((far > MAX_MEAN_DIFFERENCE * b.sd).any()):
             at = int((far / b.sd).argmax())
             differences.append(
                 f"mean of {name} {float(a.mean[at]):.3g} and {float(b.mean[at]):.3g}"
             )
         error = torch.hypot(a.sd_error, a.sd / b.sd * b.sd_error)
         far = (a.sd - b.sd).abs() - SURE * error
-        if bool((far > (RATIO - 1) * b.sd).any()):
+        if bool((far > (MAX_SD_RATIO - 1) * b.sd).any()):
             at = int((far / b.sd).argmax())
             differences.append(f"sd of {name} {float(a.sd[at]):.3g} and {float(b.sd[at]):.3g}")
     return ", ".join(differences)

@@ -27,7 +27,7 @@ from torch.distributions import Transform, biject_to
 from pyrofl.inference.definition.elbo import base_of, is_deterministic, latent
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.reference.joint import Joint, OnePrior
-from pyrofl.inference.training.noise import Message, open_latent
+from pyrofl.inference.training.noise import Message, is_unset_latent
 from pyrofl.tensors import Tensors
 
 EXACT = 1e-4  # relative error of log densities that count as equal
@@ -181,7 +181,7 @@ class _Run(Messenger):
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     def _pyro_sample(self, msg: Message) -> None:
-        if not open_latent(msg):
+        if not is_unset_latent(msg):
             return
         name = msg["name"]
         w, transform = self.parts[name], self.sites[name].transform

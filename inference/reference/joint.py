@@ -26,7 +26,7 @@ from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.posteriors.draws import Values, of_rows
-from pyrofl.inference.training.noise import Message, open_latent
+from pyrofl.inference.training.noise import Message, is_unset_latent
 from pyrofl.tensors import Tensors, default_type, matches, seeded
 
 
@@ -128,7 +128,7 @@ class RowsKept(Messenger):
     """Pyro messenger that removes masks of latent sites in padding rows, for a proper density."""
 
     def _pyro_sample(self, msg: Message) -> None:
-        if open_latent(msg) and of_rows(msg):
+        if is_unset_latent(msg) and of_rows(msg):
             msg["mask"] = None
             while isinstance(msg["fn"], dist.MaskedDistribution):
                 msg["fn"] = msg["fn"].base_dist

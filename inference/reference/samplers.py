@@ -48,7 +48,11 @@ from pyrofl.user_warnings import warn_user
 
 Dims = Mapping[str, tuple[str, ...]]
 
-NEAR, ASCENT, RATE = 0.5, 50, 0.05  # spread of the starts; steps and learning rate of the ascent
+START_SPREAD, ASCENT_STEPS, ASCENT_LEARNING_RATE = (
+    0.5,
+    50,
+    0.05,
+)  # spread of the starts; steps and learning rate of the ascent
 TIMES, FIRST = 2, 8  # choices of the coordinates, and draws of each chain for them
 THINNING, JITTER = 2, 0.8  # iterations per draw, and largest decrease of the step size
 SHORTEST = 4  # draws of a chain that R-hat and effective sample sizes need
@@ -128,9 +132,9 @@ def hmc(
 def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torch.Tensor:
     """Return a start for each chain [K, D], near its bulk."""
     noise = torch.randn(chains, len(density.power), generator=source, dtype=torch.float64)
-    w = (NEAR * noise).to(density.power).requires_grad_()
-    climb = torch.optim.Adam([w], RATE)
-    for _ in range(ASCENT):
+    w = (START_SPREAD * noise).to(density.power).requires_grad_()
+    climb = torch.optim.Adam([w], ASCENT_LEARNING_RATE)
+    for _ in range(ASCENT_STEPS):
         (slope,) = torch.autograd.grad(-density(w).nan_to_num(0.0, 0.0, 0.0).sum(), w)
         w.grad = slope.nan_to_num(0.0, 0.0, 0.0)
         climb.step()

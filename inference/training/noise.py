@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyrofl.tensors import generator as keyed
 from pyrofl.tensors import lent
 
-BLOCK = 64  # rows drawn at once
-AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
+ROWS_PER_BLOCK = 64  # rows drawn at once
+NUMBERS_AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
 
-Requested = tuple[Any, ...]
+NoiseRequest = tuple[Any, ...]
 """The method of `ClientNoise` that draws some noise, and its arguments."""
 
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
@@ -42,7 +42,7 @@ class ClientNoise(Messenger):
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
         # Noise that was drawn, while a step is recorded.
-        self.noted: list[tuple[Requested, Tensor]] | None = None
+        self.noted: list[tuple[NoiseRequest, Tensor]] | None = None
 
     def narrow(self, clients: int) -> None:
         """Keep only the first `clients` random generators and their unused noise."""
@@ -82,13 +82,13 @@ class ClientNoise(Messenger):
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 yield
 
-    def _note(self, requested: Requested, noise: Tensor) -> Tensor:
+    def _note(self, requested: NoiseRequest, noise: Tensor) -> Tensor:
         if self.noted is not None:
             self.noted.append((requested, noise))
         return noise
 
     def _pyro_sample(self, msg: Message) -> None:
-        if open_latent(msg):
+        if is_unset_latent(msg):
             fn, name, clients, axis = msg["fn"], msg["name"], len(self.generators), client_axis(msg)
             rows = any(frame.name == "rows" for frame in msg["cond_indep_stack"])
             if axis is None and clients > 1:
@@ -112,11 +112,11 @@ class ClientNoise(Messenger):
             msg["done"] = True
 
 
-class GuideMean(Messenger):
+class LatentMeans(Messenger):
     """Pyro messenger that sets every latent site to the mean of its distribution."""
 
     def _pyro_sample(self, msg: Message) -> None:
-        if open_latent(msg):
+        if is_unset_latent(msg):
             try:
                 mean = msg["fn"].mean
             except NotImplementedError:
@@ -135,7 +135,7 @@ class GuideMean(Messenger):
             msg["value"], msg["done"] = mean, True
 
 
-def open_latent(msg: Message) -> bool:
+def is_unset_latent(msg: Message) -> bool:
     """Return whether a Pyro message belongs to a latent site that has no value yet."""
     return not (
         msg["done"] or msg["is_observed"] or msg["value"] is not None or site_is_subsample(msg)
@@ -184,15 +184,15 @@ def draw(
             noise = normals(client_shape, dtype, device)
         return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis))
     if (home := _device(fn)).type != "cpu":  # the generators of the clients are on the CPU
-        return draw(_rebuilt(fn, torch.Tensor.cpu), axis, generators, rows).to(home)
+        return draw(_map_parameters(fn, torch.Tensor.cpu), axis, generators, rows).to(home)
     if axis is None or (len(generators) == 1 and not rows):
         return _sample(fn, generators[0])
     singles = [
-        _rebuilt(fn, partial(torch.narrow, dim=axis, start=c, length=1))
+        _map_parameters(fn, partial(torch.narrow, dim=axis, start=c, length=1))
         for c in range(len(generators))
     ]
     parts = [
-        _rows(one, axis, g) if rows else _sample(one, g)
+        _draw_rows(one, axis, g) if rows else _sample(one, g)
         for one, g in zip(singles, generators, strict=True)
     ]
     value = torch.cat(parts, axis)
@@ -212,7 +212,7 @@ def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch
 def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
     """Draw standard normal noise for one client's rows, which are along `axis` of the shape."""
     # NumPy's stream does not depend on its length, unlike torch.randn's.
-    row_generator = np.random.default_rng(_integer(generator))
+    row_generator = np.random.default_rng(_random_seed(generator))
     leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
     return torch.from_numpy(row_generator.standard_normal(leading)).to(dtype).movedim(0, axis)
 
@@ -234,25 +234,29 @@ def _device(fn: Any) -> torch.device:
     return next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
 
 
-def _integer(generator: Generator) -> int:
+def _random_seed(generator: Generator) -> int:
     # By NumPy, to avoid a read from a device.
     return int(torch.randint(2**62, (), generator=generator).numpy())
 
 
-def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
+def _draw_rows(fn: Any, axis: int, generator: Generator) -> Tensor:
     """Draw values for one client's rows in blocks of fixed size, so that padding has no effect."""
-    row_generator = keyed(_integer(generator))
+    row_generator = keyed(_random_seed(generator))
     count = fn.batch_shape[axis + 1]
-    filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1).view(-1, BLOCK)
-    first = _rebuilt(fn, lambda value: value.movedim(axis + 1, 0))
+    filled = (
+        torch.arange(-(-count // ROWS_PER_BLOCK) * ROWS_PER_BLOCK)
+        .clamp(max=count - 1)
+        .view(-1, ROWS_PER_BLOCK)
+    )
+    first = _map_parameters(fn, lambda value: value.movedim(axis + 1, 0))
     blocks = [
-        _sample(_rebuilt(first, partial(torch.index_select, dim=0, index=at)), row_generator)
+        _sample(_map_parameters(first, partial(torch.index_select, dim=0, index=at)), row_generator)
         for at in filled
     ]
     return torch.cat(blocks)[:count].movedim(0, axis + 1)
 
 
-def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_parameters(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of a distribution with `change` applied to each of its parameter tensors."""
     names = [n for n in fn.arg_constraints if n in vars(fn)] or list(fn.arg_constraints)
     if {"probs", "logits"} <= set(names):

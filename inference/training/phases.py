@@ -21,7 +21,7 @@ from pyrofl.extensions import extension
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import narrow, optimizer_of
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
-from pyrofl.inference.training.noise import AHEAD, ClientNoise
+from pyrofl.inference.training.noise import NUMBERS_AHEAD, ClientNoise
 from pyrofl.inference.training.schedules import Schedule, make_schedule, minibatches, same_batch
 from pyrofl.inference.training.updates import (
     absent_tensor,
@@ -158,7 +158,7 @@ def run_phase(
     cohort, received = Cohort(cohort.ids[rank], cohort.size[rank]), cut(received, rank)
     # A copy to write into.
     local = {n: v.clone(memory_format=contiguous) for n, v in cut(local, rank).items()}
-    draws = ClientNoise([training.noise(names[c]) for c in rank.tolist()], AHEAD)
+    draws = ClientNoise([training.noise(names[c]) for c in rank.tolist()], NUMBERS_AHEAD)
     if phase.batch:
         batches = minibatches(training.data, cohort, schedule.of(rank), blind=False)
     else:

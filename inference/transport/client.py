@@ -17,7 +17,7 @@ from pyrofl.data import Cohort, Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.shard import Shard
 from pyrofl.files import checkpoint_file
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method, View
@@ -47,8 +47,10 @@ from pyrofl.inference.transport.wire import (
 from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
-FILE = "private.safetensors"
-STATE_FILES = rf"{FILE}|{weighing.FILE}|.*\.nc"  # files of the folder; others refuse it
+CLIENT_FILE = "private.safetensors"
+STATE_FILES = (
+    rf"{CLIENT_FILE}|{weighing.WEIGHING_FILE}|.*\.nc"  # files of the folder; others refuse it
+)
 
 
 def _losses(report: Tensors) -> Tensors:
@@ -97,7 +99,7 @@ class Client:
         refuse_preparation(self.at(0), data)
         self.metrics, self.min_scored_rows, self.rounds = metrics, min_scored_rows, rounds
         self.names = data.names[: data.clients]
-        self.file = None if state is None else prepare(state, holding=STATE_FILES) / FILE
+        self.file = None if state is None else prepare(state, holding=STATE_FILES) / CLIENT_FILE
         self._records = {name: ClientRecord() for name in self.names}
         self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
         self._weighed: dict[str, Any] = {}  # see `weighing.weigh`
@@ -204,7 +206,7 @@ class Client:
                 here, shard, state, self.seed, request, last_weights
             )
             if self.file is not None:
-                file = self.file.with_name(weighing.FILE)
+                file = self.file.with_name(weighing.WEIGHING_FILE)
                 checkpoint_file.write(file, self._about, self._weighed)
         return reply
 
@@ -225,7 +227,7 @@ class Client:
 
     def _last_weights(self) -> dict[str, Any]:
         """Return the records of the last exchange of `weigh`, if there are any."""
-        file = self.file and self.file.with_name(weighing.FILE)
+        file = self.file and self.file.with_name(weighing.WEIGHING_FILE)
         if file is None or not file.exists():
             return self._weighed
         return checkpoint_file.read(file, self._about)
@@ -349,7 +351,7 @@ class Client:
     @contextmanager
     def _held(self) -> Iterator[None]:
         """Context manager that locks the state folder and reads the client states from it."""
-        with locked(self.file.parent) if self.file else nullcontext():
+        with lock_folder(self.file.parent) if self.file else nullcontext():
             self._read()
             yield
 

@@ -113,8 +113,10 @@ class Correction:
 Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
 """Requests -> replies of `Client.weigh`, by machine."""
 
-MOST = 1e100  # log marginal likelihood, so that sums over clients are finite
-TRIES = 3  # of an exchange with machines that have not replied, or with an invalid reply
+MAX_LOG_LIKELIHOOD = 1e100  # log marginal likelihood, so that sums over clients are finite
+MAX_EXCHANGE_ATTEMPTS = (
+    3  # of an exchange with machines that have not replied, or with an invalid reply
+)
 
 
 def reporter(
@@ -143,7 +145,7 @@ def reporter(
         columns = {"draws": torch.tensor(wanted.draws)}
         columns |= {"shared/noise": noise.expand(len(names), *noise.shape)}
         requests = server.configure_posterior(clients_by_holder, about, columns, wanted.server)
-        for _ in range(TRIES if not absent else 0):
+        for _ in range(MAX_EXCHANGE_ATTEMPTS if not absent else 0):
             answers = send(requests)
             reasons = {}
             for holder in requests:
@@ -231,8 +233,10 @@ def _parts(up: Tensors, clients: int, draws: int, sets: int) -> Tensor:
     stacked = torch.stack(parts)
     if bool((stacked.isnan() | (stacked == torch.inf)).any()):
         raise ValueError("its reply has NaN or infinite numbers")
-    if bool((stacked[0] > MOST).any()):
-        raise ValueError(f"log_l is {float(stacked[0].max()):g}; expected at most {MOST:g}")
+    if bool((stacked[0] > MAX_LOG_LIKELIHOOD).any()):
+        raise ValueError(
+            f"log_l is {float(stacked[0].max()):g}; expected at most {MAX_LOG_LIKELIHOOD:g}"
+        )
     if not bool(stacked[0].isfinite().any(0).all()):
         raise ValueError("its log likelihood is not finite at any draw; expected finite numbers")
     if bool((stacked[1:] < 0).any()):

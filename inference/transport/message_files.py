@@ -26,11 +26,11 @@ from typing import Any
 
 from pyrofl.files.run_folder import write_json
 from pyrofl.inference.transport.records import Records, deserialize, serialize
-from pyrofl.inference.transport.wire import SHORT, plain
+from pyrofl.inference.transport.wire import MAX_QUOTED_CHARACTERS, plain
 
 VERSION = 1
-SHORTEST_KEY = 16  # bytes
-LONGEST = 2_000_000_000  # bytes of a file
+MIN_KEY_BYTES = 16  # bytes
+MAX_FILE_BYTES = 2_000_000_000  # bytes of a file
 ENTRIES = ("version", "study", "sender", "answers", "words", "tensors", "signature")
 
 
@@ -93,7 +93,7 @@ def read_message(
         )
     for name, expected in (("version", VERSION), ("study", study), ("sender", sender)):
         if body[name] != expected:
-            shown = plain(body[name], SHORT)
+            shown = plain(body[name], MAX_QUOTED_CHARACTERS)
             raise ValueError(f"{path}: {name} is {shown}; expected {expected}")
     if body["answers"] != answers:
         kind = "a reply to another request, such as of an earlier round" if answers else "a reply"
@@ -105,8 +105,8 @@ def read_message(
 def _read(path: Path) -> dict[str, Any]:
     """Return the entries of a file; raise ValueError if it is no message."""
     try:
-        if (size := path.stat().st_size) > LONGEST:
-            raise ValueError(f"{path} has {size:,} bytes; expected at most {LONGEST:,}")
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise ValueError(f"{path} has {size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}); expected a message") from error
@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _signature(body: Mapping[str, Any], key: bytes) -> str:
     """Return the signature of a message's entries."""
-    if len(key) < SHORTEST_KEY:
-        raise ValueError(f"the key has {len(key)} bytes; expected at least {SHORTEST_KEY}")
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"the key has {len(key)} bytes; expected at least {MIN_KEY_BYTES}")
     text = json.dumps(body, sort_keys=True).encode()
     return hmac.new(key, text, hashlib.sha256).hexdigest()

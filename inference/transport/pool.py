@@ -30,7 +30,7 @@ from pyrofl.tensors import Tensors, cut
 if TYPE_CHECKING:
     from pyrofl.inference.transport.ray import Actors
 
-AHEAD = 1  # chunks that a worker may train before the last reply is received
+CHUNKS_AHEAD = 1  # chunks that a worker may train before the last reply is received
 
 
 class RemoteStates(StateTables):
@@ -164,7 +164,7 @@ class PoolRound(RunningRound):
             reply, left = post.result(ticket)
             self.waiting.popleft()
             ahead = [w for w, _ in self.waiting].count(worker)
-            for _ in range(ahead, min(left, 1 + AHEAD)):
+            for _ in range(ahead, min(left, 1 + CHUNKS_AHEAD)):
                 self.waiting.append((worker, post.send(worker, "more")))
             yield on_device(reply, self.pool.data.device)
 

@@ -18,22 +18,24 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.transport.worker import Worker
 
-ADDRESS = "RAY_ADDRESS"  # of a cluster to join, as Ray itself reads it
-HOST = "127.0.0.1"
+ADDRESS_VARIABLE = "RAY_ADDRESS"  # of a cluster to join, as Ray itself reads it
+LOCAL_HOST = "127.0.0.1"
 # With the second, Ray uses the given address of the host, which it replaces otherwise.
-SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
-def hired(workers: int | None, data: Federation) -> int:
+def choose_worker_count(workers: int | None, data: Federation) -> int:
     """Validate the number of Ray workers; if it is None, choose it by the available resources."""
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
             f"engine is 'ray', but {' and '.join(lacking)} cannot be imported; run "
             "pip install -e '.[ray]' in the clone, or use engine='local'"
         )
-    most = _room(data.device)
+    most = _max_workers(data.device)
     if workers is None and most is None:
-        raise ValueError(f"workers is None, but {ADDRESS} names a cluster; pass their number")
+        raise ValueError(
+            f"workers is None, but {ADDRESS_VARIABLE} names a cluster; pass their number"
+        )
     if workers is None:
         return max(1, min(most or 1, data.clients))
     if workers > data.clients:
@@ -41,7 +43,7 @@ def hired(workers: int | None, data: Federation) -> int:
             f"workers is {workers}, but only {data.clients} clients train; expected at most "
             f"{data.clients}"
         )
-    if most is not None and workers > most and (data.device.type != "cpu" or _joined()):
+    if most is not None and workers > most and (data.device.type != "cpu" or _is_ray_initialized()):
         kind = "CPUs" if data.device.type == "cpu" else "GPUs"
         raise ValueError(
             f"workers is {workers}, but Ray has {most} {kind}; expected at most {most}"
@@ -49,17 +51,17 @@ def hired(workers: int | None, data: Federation) -> int:
     return workers
 
 
-def _joined() -> bool:
+def _is_ray_initialized() -> bool:
     """Return whether Ray is initialized in this process."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _room(device: torch.device) -> int | None:
+def _max_workers(device: torch.device) -> int | None:
     """Return how many workers Ray's CPUs or GPUs allow; None for a cluster not joined yet."""
     kind = "CPU" if device.type == "cpu" else "GPU"
-    if _joined():
+    if _is_ray_initialized():
         return int(sys.modules["ray"].cluster_resources().get(kind, 0))
-    if os.environ.get(ADDRESS):
+    if os.environ.get(ADDRESS_VARIABLE):
         return None
     if kind == "GPU":
         return torch.cuda.device_count()
@@ -108,7 +110,9 @@ class Actors:
 
     def _call(self, worker: int, what: str, *arguments: Any) -> Ticket:
         if not self.actors:
-            raise ChildProcessError(f"the client states were at workers that have ended{CURE}")
+            raise ChildProcessError(
+                f"the client states were at workers that have ended{RESUME_ADVICE}"
+            )
         return Ticket(worker, getattr(self.actors[worker], what).remote(*arguments))
 
     def result(self, ticket: Ticket) -> Any:
@@ -122,7 +126,7 @@ class Actors:
         except ray.exceptions.RayActorError:
             raise ChildProcessError(
                 f"worker {ticket.worker + 1} of {self.workers} has died, perhaps for lack of "
-                f"memory, and the states of its clients are lost{CURE}"
+                f"memory, and the states of its clients are lost{RESUME_ADVICE}"
             ) from None
 
     def forget(self, tickets: list[Ticket]) -> None:
@@ -144,7 +148,7 @@ class Actors:
             ray.shutdown()
 
 
-CURE = "; resume from a checkpoint, or from an earlier `RoundState`"
+RESUME_ADVICE = "; resume from a checkpoint, or from an earlier `RoundState`"
 
 
 def _start(workers: int, device: torch.device) -> None:
@@ -152,34 +156,34 @@ def _start(workers: int, device: torch.device) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address := os.environ.get(ADDRESS):
+    if address := os.environ.get(ADDRESS_VARIABLE):
         ray.init(address=address, **quiet)
-        if (room := _room(device)) is not None and workers > room:
+        if (room := _max_workers(device)) is not None and workers > room:
             raise ValueError(
                 f"workers is {workers}, but the cluster at {address} has room for {room}; expected "
                 f"at most {room}"
             )
         return
     gpus: dict[str, Any] = {} if device.type == "cpu" else {"num_gpus": workers}
-    with _settings():
+    with _ray_environment():
         ray.init(
             address="local",
             num_cpus=workers,
             include_dashboard=False,
-            _node_ip_address=HOST,
+            _node_ip_address=LOCAL_HOST,
             **gpus,
             **quiet,
         )
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def _ray_environment() -> Iterator[None]:
     """Context manager that temporarily sets environment variables for the start of Ray."""
     from ray._private import ray_constants
 
-    before = {name: os.environ.get(name) for name in SET}
+    before = {name: os.environ.get(name) for name in RAY_ENVIRONMENT}
     cluster = ray_constants.ENABLE_RAY_CLUSTER
-    os.environ.update(SET)
+    os.environ.update(RAY_ENVIRONMENT)
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield

@@ -14,7 +14,7 @@ from pyrofl.inference.transport.wire import Flat
 Records = dict[str, Flat]
 """Label -> an order, a question, a reply or another flat dict."""
 
-MARK = "|"  # in front of the name of a tensor
+TENSOR_PREFIX = "|"  # in front of the name of a tensor
 
 
 def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
@@ -31,7 +31,7 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
             if torch.is_tensor(value):
                 same = value.dim() > 0 and len(value) > 1 and not value.stride(0)
                 key, clients = str(len(tensors)), len(value) if same else 0
-                words[label][f"{MARK}{name}"] = [key, clients]
+                words[label][f"{TENSOR_PREFIX}{name}"] = [key, clients]
                 row = (value[:1] if same else value).detach().cpu()
                 tensors[key] = row.clone(memory_format=torch.contiguous_format)
             else:
@@ -55,13 +55,13 @@ def deserialize(content: bytes, text: str) -> Records:
 
 def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[str, Any]:
     """Decode one serialized entry of a record: return its name, and its value or tensor."""
-    if not name.startswith(MARK):
+    if not name.startswith(TENSOR_PREFIX):
         return name, tuple(value) if isinstance(value, list) else value
     key, clients = value
     row = tensors[key]
     if clients < 0:
         raise ValueError(f"{name} is for {clients} clients")
-    return name.removeprefix(MARK), row.expand(clients, *row.shape[1:]) if clients else row
+    return name.removeprefix(TENSOR_PREFIX), row.expand(clients, *row.shape[1:]) if clients else row
 
 
 def _word(what: str, value: Any) -> Any:

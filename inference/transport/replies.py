@@ -17,8 +17,8 @@ from pyrofl.inference.engine.messages import Form, agreed, form_of, inspect
 from pyrofl.inference.engine.requests import Reply, RunningRound
 from pyrofl.inference.engine.state import RoundState, nobody
 from pyrofl.inference.transport.wire import (
+    MAX_QUOTED_CHARACTERS,
     MOST_SHOWN,
-    SHORT,
     column,
     named_by,
     number,
@@ -56,7 +56,9 @@ class ReplyParser:
                         "it replies for clients with another reply; expected one reply per client"
                     )
             except Exception as error:  # whatever a reply of others causes
-                refused.append(f"{plain(holder, SHORT)}: {plain(str(error), 2 * MOST_SHOWN)}")
+                refused.append(
+                    f"{plain(holder, MAX_QUOTED_CHARACTERS)}: {plain(str(error), 2 * MOST_SHOWN)}"
+                )
                 continue
             used_ids |= reply_ids
             valid.append(reply)

@@ -15,8 +15,8 @@ from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.transport.wire import (
     EVALUATION_SETTINGS,
+    MAX_QUOTED_CHARACTERS,
     MOST_SHOWN,
-    SHORT,
     Flat,
     column,
     named_by,
@@ -67,7 +67,9 @@ class ScoreParser:
             try:
                 valid.append(self._reply(holder, answers[holder]))
             except Exception as error:  # whatever a reply of others causes
-                refused.append(f"{plain(holder, SHORT)}: {plain(str(error), 2 * MOST_SHOWN)}")
+                refused.append(
+                    f"{plain(holder, MAX_QUOTED_CHARACTERS)}: {plain(str(error), 2 * MOST_SHOWN)}"
+                )
         valid, about = self._of_one_evaluation(valid, refused)
         valid, metrics = _with_metrics(valid, refused)
         if not valid:
@@ -190,7 +192,7 @@ def _text(flat: Mapping[str, Any], name: str) -> str:
     value = flat[name]
     if not isinstance(value, str):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a string")
-    return plain(value, SHORT)
+    return plain(value, MAX_QUOTED_CHARACTERS)
 
 
 def _most_rows(size: int) -> int:

@@ -15,7 +15,7 @@ from pyrofl.arguments import check_name, checked
 from pyrofl.data import Roster
 from pyrofl.data.roster import names_of
 from pyrofl.files import checkpoint_file
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method
@@ -48,7 +48,7 @@ from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, role, under
 from pyrofl.turns import synchronized
 
-FILE = "server.safetensors"
+SERVER_FILE = "server.safetensors"
 
 
 class Server:
@@ -92,15 +92,15 @@ class Server:
         self.roster = Roster(names, sizes, dtype)
         refuse_other_sampling(self.at(0), self.roster.clients, participation, self.seed)
         self.participation, self.trains = participation, training_clients
-        self.file = None if state is None else prepare(state, holding=FILE) / FILE
+        self.file = None if state is None else prepare(state, holding=SERVER_FILE) / SERVER_FILE
         self.accepted = torch.zeros(self.roster.clients, dtype=torch.long)
         # Who answers for whom, and the evaluations that were requested.
-        self._holders = dict.fromkeys(("train", "evaluate"), self._clients_by_holder(None))
-        self._questions: list[Flat] = []
+        self._holders = dict.fromkeys(("train", "evaluate"), self._clients_by_machine(None))
+        self._evaluation_requests: list[Flat] = []
         self.state = first(self.at(0), self.roster, self.seed)
         self.records: list[RoundRecord] = []
         if self.file is not None and self.file.exists():
-            self._take_up(checkpoint_file.read(self.file, self._about))
+            self._restore_checkpoint(checkpoint_file.read(self.file, self._checkpoint_identity))
 
     @synchronized
     @checked
@@ -116,10 +116,12 @@ class Server:
                 machine; default: one request per client.
         """
         method, number = self.at(self.state.number), self.state.number
-        reporters, ids = self._called(method)
+        reporters, ids = self._sample_clients(method)
         about = {"round": number + 1}
-        self._holders["train"] = self._clients_by_holder(holders)
-        return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, reporters)})
+        self._holders["train"] = self._clients_by_machine(holders)
+        return self._requests_by_machine(
+            method, ids, holders, about, {"reports": torch.isin(ids, reporters)}
+        )
 
     @synchronized
     @checked
@@ -135,9 +137,9 @@ class Server:
             ValueError: as `federate`, if aggregate returns an invalid state; or another server
                 uses the folder.
         """
-        with self._held():
+        with self._locked_and_saved_state():
             old = self.state
-            self._merge(replies)
+            self._aggregate_replies(replies)
             method = self.at(old.number)
             self.records.append(RoundRecord.of(self.state, old, method, seconds=0.0))
         return self.state
@@ -148,10 +150,10 @@ class Server:
         method = self.at(max(self.state.number - 1, 0))
         return ConvergenceMonitor(self.records, trained_by(method), set[str]).status()
 
-    def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
+    def _aggregate_replies(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
         """Validate and aggregate the replies, and store the new round state."""
         method, state = self.at(self.state.number), self.state
-        reporters, ids = self._called(method)
+        reporters, ids = self._sample_clients(method)
         down = self._bytes_down(method, ids)
         parser = ReplyParser(
             method,
@@ -167,7 +169,7 @@ class Server:
         while True:
             form, same_form = of_one_form(read or [nothing(state)], state)
             try:
-                after, back = self._round(method, ids, reporters, same_form)
+                after, back = self._aggregate_round(method, ids, reporters, same_form)
                 break
             except ValueError as error:
                 if is_confirmed(form, same_form, state):
@@ -186,7 +188,7 @@ class Server:
             seen=self.accepted > 0,
         )
 
-    def _round(
+    def _aggregate_round(
         self, method: Method, ids: Tensor, reporters: Tensor, replies: list[Reply]
     ) -> tuple[RoundState, Tensor]:
         """Aggregate replies to a round state; also return the ids of clients that must revert."""
@@ -220,7 +222,7 @@ class Server:
         ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
         ids = ids[self.accepted[ids] > 0].sort().values
         method = self.at(max(self.state.number - 1, 0))
-        with self._held():
+        with self._locked_and_saved_state():
             with calling("reset_clients"):
                 server_state = method.metadata.reset_clients(
                     dict(self.state.server), self.roster.cohort(ids)
@@ -260,12 +262,14 @@ class Server:
         about: Flat = {"round": self.state.number, "model": view}
         about |= {"adaptation": how.adaptation, "part": how.part}
         about |= {} if how.draws is None else {"draws": how.draws}
-        self._questions = [q for q in self._questions if q["round"] == about["round"]]
-        self._questions.append({**about})
+        self._evaluation_requests = [
+            q for q in self._evaluation_requests if q["round"] == about["round"]
+        ]
+        self._evaluation_requests.append({**about})
         about |= {} if metrics is None else {"metrics": tuple(metrics)}
         ids = torch.arange(self.roster.clients)
-        self._holders["evaluate"] = self._clients_by_holder(holders)
-        return self._sheets(method.deployed(view), ids, holders, about, {})
+        self._holders["evaluate"] = self._clients_by_machine(holders)
+        return self._requests_by_machine(method.deployed(view), ids, holders, about, {})
 
     @checked
     def aggregate_evaluate(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
@@ -277,7 +281,9 @@ class Server:
         Raises:
             ValueError: if no reply has valid scores.
         """
-        parser = ScoreParser(self.roster, self._holders["evaluate"], [*self._questions], self.seed)
+        parser = ScoreParser(
+            self.roster, self._holders["evaluate"], [*self._evaluation_requests], self.seed
+        )
         return parser.read(answers)
 
     @synchronized
@@ -302,7 +308,7 @@ class Server:
         method, ids = self.at(max(self.state.number - 1, 0)), torch.arange(self.roster.clients)
         view = method.posterior_view
         about = {"round": self.state.number, "model": view, **about}
-        return self._sheets(method.deployed(view), ids, holders, about, columns, state)
+        return self._requests_by_machine(method.deployed(view), ids, holders, about, columns, state)
 
     @property
     def checkpoint(self) -> Flat:
@@ -316,14 +322,14 @@ class Server:
         }
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _locked_and_saved_state(self) -> Iterator[None]:
         """Context manager that locks the state folder and writes the new state to it."""
         if self.file is None:
             yield
             return
-        with locked(self.file.parent):
+        with lock_folder(self.file.parent):
             if self.file.exists():
-                saved = checkpoint_file.read(self.file, self._about)
+                saved = checkpoint_file.read(self.file, self._checkpoint_identity)
                 if saved["round"] != (current_round := self.state.number) or not torch.equal(
                     saved["accepted"], self.accepted
                 ):
@@ -333,9 +339,9 @@ class Server:
                     )
             yield
             content = self.checkpoint | {"method": described(self.at(0))}
-            checkpoint_file.write(self.file, self._about, content)
+            checkpoint_file.write(self.file, self._checkpoint_identity, content)
 
-    def _take_up(self, content: Mapping[str, Any]) -> None:
+    def _restore_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Restore the server's state from a checkpoint."""
         checkpoint_file.refuse_differences(
             f"checkpoint {self.file}", content["method"], described(self.at(0))
@@ -351,19 +357,19 @@ class Server:
         )
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _checkpoint_identity(self) -> dict[str, Any]:
         seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
         clients = dict(zip(self.roster.names, self.roster.sizes.tolist(), strict=True))
         order = list(clients)  # of the clients' tables: equal dicts may have another
         about = {"clients": clients, "order of the clients": order}
         return {**about, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
-    def _called(self, method: Method) -> tuple[Tensor, Tensor]:
+    def _sample_clients(self, method: Method) -> tuple[Tensor, Tensor]:
         """Return the ids of the reporting clients and of the training clients of the next round."""
         draws = self.participation, self.trains
         return sample_clients(method, self.roster.clients, self.seed, self.state.number, *draws)
 
-    def _sheets(
+    def _requests_by_machine(
         self,
         method: Method,
         ids: Tensor,
@@ -383,13 +389,13 @@ class Server:
         about |= agreed(self.at(max(int(about["round"]) - 1, 0)))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
-        for holder, client_names in self._clients_by_holder(holders).items():
+        for holder, client_names in self._clients_by_machine(holders).items():
             if some := [name for name in client_names if name in place]:
                 at = torch.tensor([place[name] for name in some])
                 sheets[holder] = about | {"names": tuple(some)} | sealed(cut(table, at))
         return sheets
 
-    def _clients_by_holder(
+    def _clients_by_machine(
         self, holders: Mapping[str, Sequence[str]] | None
     ) -> dict[str, tuple[str, ...]]:
         """Return each machine's clients, by default one client each; raise ValueError if unknown.

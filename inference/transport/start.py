@@ -15,11 +15,11 @@ def create_ray_engine(workers: int | None, data: Federation) -> StartEngine:
     """Validate the number of workers, and return a function that starts them."""
     from pyrofl.inference.transport import ray
 
-    return partial(_by_ray, data, ray.hired(workers, data))
+    return partial(_start_ray_backend, data, ray.choose_worker_count(workers, data))
 
 
 @contextmanager
-def _by_ray(data: Federation, workers: int) -> Iterator[Backend]:
+def _start_ray_backend(data: Federation, workers: int) -> Iterator[Backend]:
     from pyrofl.inference.transport.pool import Pool
     from pyrofl.inference.transport.ray import Actors
 

@@ -24,7 +24,7 @@ from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import Values, draw, find_client_dependence
 from pyrofl.inference.posteriors.export import Fact
-from pyrofl.inference.posteriors.group_weights import GroupWeighing
+from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.proposals import ModeRegression
 from pyrofl.inference.privacy.sums import is_summed
@@ -39,9 +39,9 @@ from pyrofl.inference.transport.wire import (
 )
 from pyrofl.tensors import join_up, under
 
-FILE = "weighing.safetensors"
+WEIGHING_FILE = "weighing.safetensors"
 
-Weighed = dict[str, Any]
+ExchangeRecords = dict[str, Any]
 """Round, number of the exchange, and the records of clients after it and after the one before."""
 
 
@@ -60,8 +60,8 @@ def weigh(
     state: RoundState,
     seed: Seed,
     request: Mapping[str, Any],
-    records: Weighed,
-) -> tuple[Flat, Weighed]:
+    records: ExchangeRecords,
+) -> tuple[Flat, ExchangeRecords]:
     """Return the clients' reply to a request of `correction.reporter`, and their new records.
 
     Args:
@@ -82,13 +82,13 @@ def weigh(
     more = bool(number(request, "more"))
     ids, draws = (column(request, n, len(names), torch.long) for n in ("ids", "draws"))
     noise = tensors("shared", request)["noise"][0].double()
-    before = _before(names, state.number, at, records) if at else {}
+    before = _previous_records(names, state.number, at, records) if at else {}
     spec = EvaluationSpec(model=request["model"], seed=seed)
     columns_by_group, after = [], dict[str, Any]()
     for k in draws.unique().tolist():
         groups = grouped(method, shard, state, ids[draws == k], spec)
         for group in groups:
-            part = GroupWeighing(method, group, GuidedSites(method, group))
+            part = GroupImportanceSampler(method, group, GuidedSites(method, group))
             client_names = [shard.names[i] for i in group.ids]
             if at:
                 _restore(part, [before[name] for name in client_names], more)
@@ -103,7 +103,9 @@ def weigh(
     return {"names": names, **about, **under("up", sent)}, {**about, "before": before, "now": after}
 
 
-def _before(names: tuple[str, ...], rounds: int, at: int, records: Weighed) -> dict[str, Any]:
+def _previous_records(
+    names: tuple[str, ...], rounds: int, at: int, records: ExchangeRecords
+) -> dict[str, Any]:
     """Return the clients' records of the exchange before; raise InvalidRequestError without any."""
     last = records.get("exchange") if records.get("round") == rounds else None
     held = records["now"] if last == at - 1 else records["before"] if last == at else {}
@@ -115,7 +117,7 @@ def _before(names: tuple[str, ...], rounds: int, at: int, records: Weighed) -> d
     return {name: held[name] for name in names}
 
 
-def _records(part: GroupWeighing) -> list[dict[str, Any]]:
+def _records(part: GroupImportanceSampler) -> list[dict[str, Any]]:
     """Return what each client of a group needs in the next exchange, and its last draws."""
     records = []
     for c, source in enumerate(part.group.sources):
@@ -133,7 +135,7 @@ def _records(part: GroupWeighing) -> list[dict[str, Any]]:
     return records
 
 
-def _restore(part: GroupWeighing, records: list[dict[str, Any]], more: bool) -> None:
+def _restore(part: GroupImportanceSampler, records: list[dict[str, Any]], more: bool) -> None:
     """Continue the importance sampling of a group from the records of its clients."""
     for n in records[0]["sites"] if more else ():  # the group is that of the exchange before
         value = torch.cat([one["sites"][n] for one in records], 1)
@@ -150,7 +152,7 @@ def posterior(
     state: RoundState,
     seed: Seed,
     request: Mapping[str, Any],
-    records: Weighed,
+    records: ExchangeRecords,
 ) -> Any:
     """Return posterior draws of these clients for ArviZ; the arguments are those of `weigh`.
 
@@ -170,8 +172,8 @@ def posterior(
         groups["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
     else:
         at = records.get("exchange", -1) + 1
-        now = _before(names, state.number, at, records)
-        each = [{"posterior": _values(now[name], chosen[0])} for name in names]
+        now = _previous_records(names, state.number, at, records)
+        each = [{"posterior": _site_draws(now[name], chosen[0])} for name in names]
         groups = axes.groups(without_rows(each), ("posterior",))
     if stats := {n: request[n] for n in ("pareto_k", "importance_ess") if n in request}:
         exact = torch.float64
@@ -187,7 +189,7 @@ def posterior(
     return stack_chains([groups], shard, ids, coords, attrs)
 
 
-def _values(one: Mapping[str, Any], chosen: Tensor) -> dict[str, Values]:
+def _site_draws(one: Mapping[str, Any], chosen: Tensor) -> dict[str, Values]:
     """Return a client's draws of all sites, [S, 1, B or 1, *p], from its last record."""
     return {
         n: Values(v[chosen].unsqueeze(2) if n in one["plates"] else v[chosen], n in one["rows"])

@@ -22,9 +22,9 @@ Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
 
 LARGEST = 2**128  # number in a message; seeds may be large
-SHORT = 200  # characters of a received value in an error message
+MAX_QUOTED_CHARACTERS = 200  # characters of a received value in an error message
 LONGEST_NAME = 200  # characters
-NAME = f"expected a printable name of at most {LONGEST_NAME} characters"
+EXPECTED_NAME = f"expected a printable name of at most {LONGEST_NAME} characters"
 MOST_SHOWN = 1000  # characters of a received text in logs and records
 EVALUATION_SETTINGS = (
     "model",
@@ -117,9 +117,13 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
     named_tensors = role(what, flat)
     for name, value in named_tensors.items():
         if odd := _unlike_tensor(value):
-            raise ValueError(f"{what}/{plain(name, SHORT)} is {odd}; expected a tensor")
+            raise ValueError(
+                f"{what}/{plain(name, MAX_QUOTED_CHARACTERS)} is {odd}; expected a tensor"
+            )
         if not is_name(name):
-            raise ValueError(f"{what} has the name {plain(name, SHORT)!r}; {NAME}")
+            raise ValueError(
+                f"{what} has the name {plain(name, MAX_QUOTED_CHARACTERS)!r}; {EXPECTED_NAME}"
+            )
     return named_tensors
 
 
@@ -174,7 +178,7 @@ def _shown(value: Any) -> str:
     """Return a received value in an error message: not all of it if it is long."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a number of {value.bit_length()} bits"
-    return plain(repr(value), SHORT)
+    return plain(repr(value), MAX_QUOTED_CHARACTERS)
 
 
 def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -192,7 +196,7 @@ def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
         raise ValueError(f"names is {_shown(names)}; expected distinct names")
     for name in names:
         if not is_name(name):
-            raise ValueError(f"names has {_shown(name)}; {NAME}")
+            raise ValueError(f"names has {_shown(name)}; {EXPECTED_NAME}")
     return names
 
 
@@ -217,7 +221,7 @@ def named_by(holder: str, flat: Any, holders: Mapping[str, Sequence[str]]) -> tu
 
 
 def _listed(names: Sequence[str]) -> str:
-    return plain(", ".join(names), SHORT)
+    return plain(", ".join(names), MAX_QUOTED_CHARACTERS)
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:

@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 STORAGE, LOCK = "tune.journal", ".lock"
 FINALISTS = 3  # trained with all seeds, or fewer where there are fewer settings
 STAGES = 3  # evaluations of a trial that may be pruned
-ABOUT, PROBLEM, SECONDS = "about", "problem", "seconds"  # attributes of studies and trials
+ABOUT_ATTRIBUTE, PROBLEM_ATTRIBUTE, SECONDS_ATTRIBUTE = (
+    "about",
+    "problem",
+    "seconds",
+)  # attributes of studies and trials
 FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of diverging runs
 
 
@@ -95,9 +99,9 @@ def opened(
             backend = optuna.storages.journal.JournalFileBackend(str(path), lock)
             storage = optuna.storages.JournalStorage(backend)
             study = load_study(storage, metric, 0)
-            if ABOUT not in study.user_attrs:
-                study.set_user_attr(ABOUT, now)
-            stored = study.user_attrs[ABOUT]
+            if ABOUT_ATTRIBUTE not in study.user_attrs:
+                study.set_user_attr(ABOUT_ATTRIBUTE, now)
+            stored = study.user_attrs[ABOUT_ATTRIBUTE]
         except Exception as error:  # of the file system, JSON or Optuna
             reason = str(error).partition("\n")[0]
             cure = "expected a writable folder, with no tune.journal or one that tune wrote"
@@ -140,7 +144,11 @@ def load_study(storage: BaseStorage, metric: Metric, k: int) -> Study:
 def finished(study: Study) -> list[FrozenTrial]:
     """Return the trials of a study that have a score or a problem, without interrupted ones."""
     trials = study.get_trials(deepcopy=False)
-    return [t for t in trials if t.state.name in ("COMPLETE", "PRUNED") or PROBLEM in t.user_attrs]
+    return [
+        t
+        for t in trials
+        if t.state.name in ("COMPLETE", "PRUNED") or PROBLEM_ATTRIBUTE in t.user_attrs
+    ]
 
 
 def stages(rounds: int) -> list[int]:
@@ -189,9 +197,9 @@ def train(
         score = _score(run, metric) if run and not problem else nan
         problem = problem or ("" if isfinite(score) else f"{metric} is not a finite number")
         seconds.append(perf_counter() - began)
-        trial.set_user_attr(SECONDS, [*seconds])
+        trial.set_user_attr(SECONDS_ATTRIBUTE, [*seconds])
         if problem:
-            trial.set_user_attr(PROBLEM, problem)
+            trial.set_user_attr(PROBLEM_ATTRIBUTE, problem)
             trial.study.tell(trial, state=states.FAIL)
             return
         trial.report(score, stop)
@@ -232,11 +240,13 @@ def _score(run: Run, metric: Metric) -> float:
 def rows_of(one: FrozenTrial, place: int, k: int, stops: Sequence[int]) -> list[Trial]:
     """Return the results of a trial of the k-th seed after each of its evaluations."""
     scores = [(score, "") for _, score in sorted(one.intermediate_values.items())]
-    scores += [(nan, one.user_attrs[PROBLEM])] if PROBLEM in one.user_attrs else []
+    scores += (
+        [(nan, one.user_attrs[PROBLEM_ATTRIBUTE])] if PROBLEM_ATTRIBUTE in one.user_attrs else []
+    )
     return [
         Trial(place, stop, k, score, seconds, problem)
         for stop, seconds, (score, problem) in zip(
-            stops, one.user_attrs[SECONDS], scores, strict=False
+            stops, one.user_attrs[SECONDS_ATTRIBUTE], scores, strict=False
         )
     ]
 

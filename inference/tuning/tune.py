@@ -34,7 +34,7 @@ from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, descri
 from pyrofl.partitions.validation import held_back
 from pyrofl.user_warnings import warn_user
 
-DRAWS = 100  # random settings drawn for each requested one, before they are too few
+DRAWS_PER_TRIAL = 100  # random settings drawn for each requested one, before they are too few
 
 
 class AllFailed(ValueError):
@@ -191,7 +191,7 @@ def _drawn(
     if not all(name in ranges or len(values) for name, values in grid.items()):
         return []
     settings: dict[str, dict[str, Any]] = {}
-    for params in studies.draw_params(grid, ranges, DRAWS * trials, seed):
+    for params in studies.draw_params(grid, ranges, DRAWS_PER_TRIAL * trials, seed):
         setting = {n: v if n in ranges else grid[n][v] for n, v in params.items()}
         settings.setdefault(describe_setting(setting), setting)
         if len(settings) == trials:

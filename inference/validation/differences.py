@@ -22,7 +22,7 @@ from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, default_type, pick
 from pyrofl.user_warnings import warn_user
 
-STEPS = 1e-6, 1e-7, 1e-5
+DIFFERENCE_STEPS = 1e-6, 1e-7, 1e-5
 # Distributions whose draws, for given noise, are smooth functions of their parameters.
 SMOOTH = ("Normal", "Delta", "MultivariateNormal", "LowRankMultivariateNormal")
 FAILS = (RuntimeError, TypeError, LookupError, ValueError)
@@ -108,7 +108,7 @@ class CalledLoss:
         trained, source = self.trained(), stream(0, Stream.TEST)
         value = self.at(trained)
         grads = torch.autograd.grad(value.sum(), [*trained.values()], materialize_grads=True)
-        for size in STEPS:
+        for size in DIFFERENCE_STEPS:
             way = [torch.randn(v.shape, generator=source, dtype=v.dtype) for v in trained.values()]
             pairs = zip(grads, way, strict=True)
             slope = sum(((g * w).flatten(1).sum(1) for g, w in pairs), torch.zeros(len(self.batch)))

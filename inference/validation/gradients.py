@@ -28,7 +28,7 @@ from pyrofl.inference.validation.independence import (
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, matches
 
-ROWS = 3  # of a minibatch and of the largest client in the validation: a step for each
+VALIDATION_ROWS = 3  # of a minibatch and of the largest client in the validation: a step for each
 CURE = "tensors all the way, without detach, no_grad, .item(), NumPy or writing in place"
 
 
@@ -135,7 +135,7 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
         else:
             updates.append(CheckedUpdate(move, written))
     epochs = 2 if callable(phase.epochs) else min(phase.epochs, 2)
-    batch = min(phase.batch, ROWS) if phase.batch else None
+    batch = min(phase.batch, VALIDATION_ROWS) if phase.batch else None
     return replace(phase, updates=tuple(updates), epochs=epochs, batch=batch)
 
 

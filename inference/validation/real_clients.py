@@ -35,7 +35,7 @@ from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, unwritten
 
 NUMBERS = 2**15  # of the features of a client's rows
-ROWS = 4, 64  # least and largest bound of a client's rows
+ROW_BOUNDS = 4, 64  # least and largest bound of a client's rows
 FAILS = (RuntimeError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -90,7 +90,7 @@ def with_real_ids(data: Federation, ids: Tensor) -> Federation:
 
     All clients have their ids, and x and y have only the rows in use.
     """
-    low, high = ROWS
+    low, high = ROW_BOUNDS
     most = min(high, max(low, NUMBERS // max(1, data.x[0].numel())))
     rows = {i: data.train[i][:most] for i in ids.tolist()}
     table = torch.cat([*rows.values()])

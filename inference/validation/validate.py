@@ -32,7 +32,12 @@ from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.messages import merged
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
-from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
+from pyrofl.inference.validation.gradients import (
+    VALIDATION_ROWS,
+    WatchedStep,
+    refuse_still,
+    watched,
+)
 from pyrofl.inference.validation.independence import (
     Drew,
     Mixed,
@@ -283,7 +288,7 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
     minibatch, so that it is padded.
     """
     batches = [phase.batch for phase in (*method.phases, *method.adapt) if phase.batch]
-    rows = (ROWS, 1 if 2 in batches else 2, 1)
+    rows = (VALIDATION_ROWS, 1 if 2 in batches else 2, 1)
     order = data.sizes[: data.clients].argsort(descending=True, stable=True).tolist()
     good = [i for i in order if _finite(data, i)]
     order = good or order  # the rounds reject clients with bad rows
@@ -309,9 +314,9 @@ def _several(data: Federation) -> Tensor:
 
 
 def _beginning(data: Federation, client: int) -> Tensor:
-    """Return the first `ROWS` training rows of a client that have nonzero weight."""
+    """Return the first `VALIDATION_ROWS` training rows of a client that have nonzero weight."""
     rows = data.train[client]
-    return (rows if data.weights is None else rows[data.weights[rows] > 0])[:ROWS]
+    return (rows if data.weights is None else rows[data.weights[rows] > 0])[:VALIDATION_ROWS]
 
 
 def _finite(data: Federation, client: int) -> bool:

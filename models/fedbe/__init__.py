@@ -209,7 +209,7 @@ def distilled(
     distil_momentum: ShareBelowOne = 0.9,
     distil_weight_decay: NotNegative = 0.0,
     cycle: Count = 25,
-    swa_start: ShareBelowOne = distillation.START,
+    swa_start: ShareBelowOne = distillation.SWA_START_SHARE,
     augment: distillation.Augment | None = None,
 ) -> Method:
     """Extend a federated method: after aggregation, its server distills an ensemble of models.

@@ -21,7 +21,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import latent, with_rows
 from pyrofl.inference.definition.prior_conversion import nobody
 from pyrofl.inference.definition.programs import Guide, Program
-from pyrofl.inference.training.noise import GuideMean
+from pyrofl.inference.training.noise import LatentMeans
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
 from pyrofl.turns import synchronized
 
@@ -135,7 +135,7 @@ def _centers(run: Callable[..., Any], example: Any, values: Tensors) -> dict[str
     """Return the parameters that sites have as their means: site -> parameter."""
     shifted = {n: v + torch.rand_like(v) for n, v in values.items()}
     try:
-        with GuideMean():
+        with LatentMeans():
             one = with_rows(spread_out(shifted, 1), 1)
             trace = poutine.trace(run).get_trace(one, *example)
     except ValueError:  # a distribution without a mean, such as a flow
@@ -211,7 +211,7 @@ def site_moments(
     """
     arguments = with_rows(received, len(batch)), with_rows(local, len(batch)), batch
     try:
-        with GuideMean():
+        with LatentMeans():
             trace = poutine.trace(program).get_trace(*arguments)
     except ValueError as error:
         site, reason, _ = str(error).partition(" has no mean")

@@ -25,16 +25,16 @@ from pyrofl.models.guides.basic import Shapes, normals
 
 Coordinates = Literal["logvar", "alpha"]
 
-BOUND = 8.5  # of the logarithms, either way
-NARROWEST = math.exp(-BOUND / 2)  # standard deviation
-TINY = 1e-12  # least theta^2 that counts
+LOG_BOUND = 8.5  # of the logarithms, either way
+MIN_SD = math.exp(-LOG_BOUND / 2)  # standard deviation
+MIN_SQUARED_MEAN = 1e-12  # least theta^2 that counts
 
 
 @checked
 def log_variance(
     shapes: Shapes,
     *,
-    init_scale: Positive = NARROWEST,
+    init_scale: Positive = MIN_SD,
     loc: str = "mu",
     spread: str = "pi",
 ) -> Guide:
@@ -47,7 +47,7 @@ def log_variance(
         shapes,
         (loc, spread),
         2 * math.log(init_scale),
-        lambda theta, s: (bounded(s) / 2).exp(),
+        lambda theta, s: (clamp_log(s) / 2).exp(),
         lambda theta, sd: 2 * sd.log(),
     )
 
@@ -66,12 +66,12 @@ def log_alpha(
         shapes,
         (loc, spread),
         2 * math.log(init_scale),
-        lambda theta, s: (bounded(s) / 2).exp() * theta.abs().clamp(min=TINY**0.5),
+        lambda theta, s: (clamp_log(s) / 2).exp() * theta.abs().clamp(min=MIN_SQUARED_MEAN**0.5),
         lambda theta, sd: 2 * (sd / theta.abs()).log(),
     )
 
 
-FAMILIES = {"logvar": log_variance, "alpha": log_alpha}
+DROPOUT_GUIDES = {"logvar": log_variance, "alpha": log_alpha}
 
 
 def normal(mean: Tensor, variance: Tensor, axes: int) -> TorchDistribution:
@@ -99,7 +99,7 @@ def hierarchical(
     return normal(center, gamma, axes)
 
 
-class Divergence(torch.autograd.Function):
+class HierarchicalKL(torch.autograd.Function):
     """Autograd function for KL(q, p) with the prior of `hierarchical`: 1/2 log(1 + mean^2 / v).
 
     The mean has no gradient. Both directions are chains of operations in place, as an operation on
@@ -126,43 +126,43 @@ class Divergence(torch.autograd.Function):
         return None, square.mul_(scale).div_(below), None
 
 
-def bounded(s: Tensor) -> Tensor:
+def clamp_log(s: Tensor) -> Tensor:
     """Clamp values to [-8.5, 8.5]; values exactly at a bound keep their gradient."""
-    clamped: Tensor = Bounded.apply(s)
+    clamped: Tensor = ClampLog.apply(s)
     return clamped
 
 
-class Bounded(torch.autograd.Function):
-    """Autograd function of `bounded`; torch's own gives values at a bound no gradient."""
+class ClampLog(torch.autograd.Function):
+    """Autograd function of `clamp_log`; torch's own gives values at a bound no gradient."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor) -> Tensor:
         """Clamp values."""
         ctx.save_for_backward(s)
-        return s.clamp(-BOUND, BOUND)
+        return s.clamp(-LOG_BOUND, LOG_BOUND)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tensor:
         """Return the gradient where nothing was cut off, by one pass over memory."""
         (s,) = ctx.saved_tensors
-        beyond = math.nextafter(BOUND, math.inf)
+        beyond = math.nextafter(LOG_BOUND, math.inf)
         if s.dtype == torch.float32:
-            beyond = BOUND * (1 + torch.finfo(s.dtype).eps)
+            beyond = LOG_BOUND * (1 + torch.finfo(s.dtype).eps)
         gradient: Tensor = torch.ops.aten.hardtanh_backward(grads[0], s, -beyond, beyond)
         return gradient
 
 
 def dropout_rate(mean: Tensor, variance: Tensor) -> Tensor:
     """Return the dropout rate p = alpha / (1 + alpha) = variance / (mean^2 + variance)."""
-    return variance / (mean.square() + variance + TINY)
+    return variance / (mean.square() + variance + MIN_SQUARED_MEAN)
 
 
 def log_alpha_of(mean: Tensor, variance: Tensor) -> Tensor:
     """Return the log noise-to-signal ratio, log alpha = log(variance / mean^2)."""
-    return variance.log() - mean.square().clamp(min=TINY).log()
+    return variance.log() - mean.square().clamp(min=MIN_SQUARED_MEAN).log()
 
 
-def product(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
+def product_mode(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
     """Return the mode [*p] of the product of M normal densities, each raised to a weight.
 
     That is prod_m N(w; mean_m, variance_m)^weight_m, with means and variances [M, *p], weights [M].

@@ -35,23 +35,23 @@ from pyrofl.models.likelihood_factors.structure import (
 from pyrofl.tensors import Tensors
 
 # Operations that index, copy or change the shape, as autograd names their backward nodes.
-INDEXING = {
+INDEXING_NODES = {
     *("Alias", "AsStrided", "Clone", "Expand", "Index", "IndexSelect", "Permute", "ReshapeAlias"),
     *("Select", "Slice", "Split", "SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind"),
     *("UnsafeView", "Unsqueeze", "View"),
 }
 READS: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__}
 READS |= {Tensor.__int__, Tensor.__float__, Tensor.__index__}
-COMPARED = ("prior", "roots", "loc", "scale")
-MATCHED = 64  # points at which entries of a tensor are those of sites
-SAME = 1e-9  # relative difference of the captured density from the program's
+COMPARED_FIELDS = ("prior", "roots", "loc", "scale")
+MATCH_POINTS = 64  # points at which entries of a tensor are those of sites
+CAPTURE_TOLERANCE = 1e-9  # relative difference of the captured density from the program's
 
 
 class CannotCapture(Exception):
     """A prior that has to be computed by its program."""
 
 
-class Dependents(TorchFunctionMode):
+class DependencyTracker(TorchFunctionMode):
     """Torch mode that follows which tensors are computed from some tensors, with gradients or not.
 
     A read of such a tensor by Python, as a number or an array, raises CannotCapture.
@@ -102,15 +102,17 @@ class Entries:
     constant: Tensor | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor, shape: torch.Size, flat: Tensor, dependents: Dependents) -> Entries:
+    def of(
+        cls, tensor: Tensor, shape: torch.Size, flat: Tensor, dependents: DependencyTracker
+    ) -> Entries:
         """Find the entries of a tensor, expanded to [S, ...], among all sites' values [S, D]."""
         is_constant, tensor = tensor not in dependents, tensor.expand(shape)
         if is_constant:
             return cls(shape, torch.zeros(0, dtype=torch.long), tensor)
         if not tensor.requires_grad or not _is_indexing(tensor):
             raise CannotCapture
-        entries = tensor.detach().reshape(len(flat), -1)[:MATCHED]
-        same = (entries[:, :, None] == flat[:MATCHED, None]).all(0)
+        entries = tensor.detach().reshape(len(flat), -1)[:MATCH_POINTS]
+        same = (entries[:, :, None] == flat[:MATCH_POINTS, None]).all(0)
         if not bool(same.any(-1).all()):
             raise CannotCapture
         return cls(shape, same.int().argmax(-1))
@@ -175,20 +177,20 @@ class Capture:
             self.like.likelihood,
             self.structure.roots(u[:, None], values, roots),
             response,
-            *self._spread(flat),
+            *self._loc_and_scale(flat),
         )
 
-    def spread(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def loc_and_scale(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return `loc` and `scale` [S, 1, d] of the prior at u [S, d]."""
         values, _ = _values(self.structure, u)
-        return self._spread(torch.cat([v.reshape(len(u), -1) for v in values.values()], -1))
+        return self._loc_and_scale(torch.cat([v.reshape(len(u), -1) for v in values.values()], -1))
 
-    def _spread(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+    def _loc_and_scale(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Return `loc` and `scale` [S, 1, d] at values [S, D] of all sites."""
         locs, scales = [], []
         for layout in self.structure.shared_sites.sites:
             shape, captured = (len(flat), 1, len(layout.mean)), self.sites.get(layout.name)
-            if layout.name in self.structure.spread and isinstance(captured, NormalSite):
+            if layout.name in self.structure.scaled_sites and isinstance(captured, NormalSite):
                 locs.append(captured.loc(flat).reshape(shape))
                 scales.append(captured.scale(flat).reshape(shape))
             else:
@@ -207,23 +209,23 @@ class CapturedPrior:
 
     def __call__(self, u: Tensor) -> ProgramDensities:
         """Evaluate the prior, differentiably; the likelihood is that of another point."""
-        capture = self._capture(u)
+        capture = self._cached_capture(u)
         return self.program(u) if capture is None else capture(u)
 
-    def spread(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def loc_and_scale(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return `loc` and `scale` [S, 1, d] of the prior at u [S, d], differentiably."""
-        if (capture := self._capture(u)) is not None:
-            return capture.spread(u)
+        if (capture := self._cached_capture(u)) is not None:
+            return capture.loc_and_scale(u)
         densities = self.program(u)
         return densities.loc, densities.scale
 
-    def _capture(self, u: Tensor) -> Capture | None:
+    def _cached_capture(self, u: Tensor) -> Capture | None:
         """Return the captured prior at as many points as u [S, d] has, if there is one."""
         if len(u) not in self.sizes:
             self.sizes.add(len(u))
             return None
         if len(u) not in self.captures:
-            self.captures[len(u)] = self._captured(u.detach())
+            self.captures[len(u)] = self._capture_checked_at(u.detach())
         return self.captures[len(u)]
 
     def program(self, u: Tensor) -> ProgramDensities:
@@ -231,24 +233,27 @@ class CapturedPrior:
         none = u.new_zeros(len(u), 1, self.structure.client_sites.size)
         return self.structure.evaluate(u[:, None], none, self.blank)
 
-    def _captured(self, u: Tensor) -> Capture | None:
+    def _capture_checked_at(self, u: Tensor) -> Capture | None:
         """Capture the prior at points u [S, d]; None if it has to be computed by its program."""
         with torch.no_grad():
             expected = self.program(u)
         try:
             with torch.enable_grad():
-                capture = self._traced(u, expected)
+                capture = self._trace_program(u, expected)
             with torch.no_grad():
                 captured = capture(u)
         except CannotCapture:
             return None
-        pairs = [(getattr(expected, n), getattr(captured, n)) for n in COMPARED]
+        pairs = [(getattr(expected, n), getattr(captured, n)) for n in COMPARED_FIELDS]
         if expected.response is not None and captured.response is not None:
             pairs.append((expected.response.sd, captured.response.sd))
-        same = all(torch.allclose(a, b.expand_as(a), SAME, 0.0, equal_nan=True) for a, b in pairs)
+        same = all(
+            torch.allclose(a, b.expand_as(a), CAPTURE_TOLERANCE, 0.0, equal_nan=True)
+            for a, b in pairs
+        )
         return capture if same else None
 
-    def _traced(self, u: Tensor, expected: ProgramDensities) -> Capture:
+    def _trace_program(self, u: Tensor, expected: ProgramDensities) -> Capture:
         """Run the program at values of its shared sites, and find what depends on them."""
         structure = self.structure
         if any(site.places != 1 for site in structure.shared_sites.sites):
@@ -256,11 +261,11 @@ class CapturedPrior:
         points = {n: v.detach() for n, v in _values(structure, u)[0].items()}
         flat = torch.cat([v.reshape(len(u), -1) for v in points.values()], -1)
         values = {n: v.clone().requires_grad_() for n, v in points.items()}
-        with Dependents(values.values()) as dependents:
+        with DependencyTracker(values.values()) as dependents:
             trace, handler = structure.trace(values, self.blank, len(u))
             response = response_of(trace, self.blank) if expected.response is not None else None
         sites = {
-            n: _site(trace.nodes[n], points[n], flat, dependents)
+            n: _capture_site(trace.nodes[n], points[n], flat, dependents)
             for n in values
             if not isinstance(base_of(trace.nodes[n]["fn"]), dist.ImproperUniform)
         }
@@ -276,8 +281,8 @@ class CapturedPrior:
         return Capture(structure, sites, roots, noise, expected)
 
 
-def _site(
-    site: Mapping[str, Any], point: Tensor, flat: Tensor, dependents: Dependents
+def _capture_site(
+    site: Mapping[str, Any], point: Tensor, flat: Tensor, dependents: DependencyTracker
 ) -> NormalSite | ConstantSite:
     """Return a site of a trace; raise CannotCapture if it depends on others in another way.
 
@@ -317,7 +322,7 @@ def _is_indexing(tensor: Tensor) -> bool:
         if node is None:
             continue
         name = node.name()
-        if "AccumulateGrad" not in name and name.rpartition("Backward")[0] not in INDEXING:
+        if "AccumulateGrad" not in name and name.rpartition("Backward")[0] not in INDEXING_NODES:
             return False
         nodes += [parent for parent, _ in node.next_functions]
     return True

@@ -44,9 +44,9 @@ from pyrofl.tensors import Tensors, generator, like, times
 
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
 LATTICE = 32, 128  # of more effects, in all
-STEPS, MODES = 40, 40  # Newton steps at most, by u and by eta
+MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by eta
 CLOSE = 1e-10  # Newton decrement that ends them
-FEW = 3  # variables of which automatic derivatives are as fast as closed ones
+MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
 LOST = 10.0  # rounding error of a log density that excludes it
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
 UNKNOWN = (
@@ -201,7 +201,7 @@ class Factor(NamedTuple):
         height = best.value - 0.5 * (off * times(self.precision, off)).sum(-1)
         share = torch.ones_like(height)
         done = torch.zeros_like(share, dtype=torch.bool)
-        for _ in range(STEPS):
+        for _ in range(MAX_NEWTON_STEPS):
             slope = best.score - times(self.precision, off)
             lower, values, vectors = self._relative_curvature(best)
             basis = torch.linalg.solve_triangular(lower.mT, vectors, upper=True)
@@ -357,7 +357,7 @@ class Factor(NamedTuple):
         share, way = torch.ones_like(height), torch.zeros_like(eta)
         best, root = eta, one.expand(clients, m, m)
         done = torch.zeros_like(height, dtype=torch.bool)
-        for _ in range(MODES if m else 0):
+        for _ in range(MAX_MODE_STEPS if m else 0):
             eta = best + share[:, None] * way
             value, slope, curved = self._of_effects(u, eta)
             good = ~done & (value >= height - 1e-12 * height.abs().nan_to_num(posinf=0.0))
@@ -411,7 +411,9 @@ class Factor(NamedTuple):
                 ]
             return score.detach(), torch.stack(rows, -2)
 
-        return Predictors.of(run, at, m, automatic) if at.shape[1] > FEW else None
+        return (
+            Predictors.of(run, at, m, automatic) if at.shape[1] > MAX_AUTOMATIC_VARIABLES else None
+        )
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.programs import DECENTERED, Program
-from pyrofl.models.likelihood_factors.linear import is_linear, knows_noise, with_linear
+from pyrofl.models.likelihood_factors.linear import has_constant_noise, is_linear, with_linear_mask
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
     CLIENTS,
@@ -37,7 +37,7 @@ from pyrofl.models.shared.unconstrained import (
 )
 from pyrofl.user_warnings import warn_user
 
-ROWS = 16  # largest number of rows of a client whose rows have effects
+MAX_ROWS_WITH_EFFECTS = 16  # largest number of rows of a client whose rows have effects
 NEARER = (1e-3, 1e-6, 1e-9)  # parts of the prior in which a likelihood may be curved
 CHECKED = 4  # random points at which each client checks the structure
 
@@ -82,16 +82,18 @@ def _found(
     sites = dict(latent(traced(program, one, 3, 1.0)))
     _refuse_scales(sites, declared.client_sites, one)
     centered = _centered(sites, {site.name for site in declared.client_sites.sites})
-    spread = {s.name for s in declared.shared_sites.sites if spread_by_others(sites[s.name]["fn"])}
+    scaled_sites = {
+        s.name for s in declared.shared_sites.sites if spread_by_others(sites[s.name]["fn"])
+    }
     bare = Structure(
         program, centered, declared.shared_sites, declared.client_sites, torch.zeros(0, 0)
     )
     shared_sites, client_sites = layouts(bare, one, shared, improper_sd, rows=rows)
-    if client_sites.of_rows and rows > ROWS:
+    if client_sites.of_rows and rows > MAX_ROWS_WITH_EFFECTS:
         name = name_of(client_sites.of_rows[0])
         raise OtherStructure(
             f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
-            f"factors take at most {ROWS}"
+            f"factors take at most {MAX_ROWS_WITH_EFFECTS}"
         )
     powers = torch.zeros(client_sites.size, shared_sites.size, dtype=torch.float64)
     structure = replace(
@@ -99,7 +101,7 @@ def _found(
         shared_sites=shared_sites,
         client_sites=client_sites,
         powers=powers,
-        spread=frozenset(spread),
+        scaled_sites=frozenset(scaled_sites),
     )
     some = on_cpu(shown.batch(torch.arange(count)))
     if client_sites.size:
@@ -109,8 +111,8 @@ def _found(
     else:
         structure = replace(structure, reads=torch.arange(shared_sites.size))
     _check_curvature(structure, some)
-    structure = with_linear(structure, some)
-    if structure.linear is not None and not knows_noise(structure):
+    structure = with_linear_mask(structure, some)
+    if structure.linear is not None and not has_constant_noise(structure):
         _warn_of_constant(shown)
     return structure, declared.text()
 

@@ -22,9 +22,9 @@ from pyrofl.inference.membership import leave
 from pyrofl.inference.posteriors.proposals import bridge
 from pyrofl.tensors import Tensors
 
-ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
+MIN_EFFECTIVE_SHARE = 0.8  # effective part of the draws that are resampled, as few have heavy tails
 EFFECTIVE = 10  # draws for each variable, for the moments of a cavity
-LEAST = 1e-9  # variance of a cavity, relative to that of the draws
+MIN_RELATIVE_VARIANCE = 1e-9  # variance of a cavity, relative to that of the draws
 
 
 class Factored(Protocol):
@@ -57,7 +57,7 @@ def sufficient(weight: Tensor, size: int) -> Tensor:
     return enough * weight + (1 - enough) / len(weight)
 
 
-def positive(covariance: Tensor, least: float = LEAST) -> Tensor:
+def positive(covariance: Tensor, least: float = MIN_RELATIVE_VARIANCE) -> Tensor:
     """Return covariances [..., p, p], those that are not positive definite made so.
 
     Moments of draws that are nearly equal, or nearly dependent, may be so by rounding.
@@ -99,7 +99,7 @@ def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
     u, cohort = server["server/draws"], run.data.cohort(torch.tensor([at]))
     factor_values = method.factors_at(u, server, cohort)
     weight = (-factor_values).softmax(0)
-    if left is None and float(1 / weight.square().sum()) > ENOUGH * len(u):
+    if left is None and float(1 / weight.square().sum()) > MIN_EFFECTIVE_SHARE * len(u):
         places = (torch.arange(len(u), dtype=factor_values.dtype) + 0.5) / len(u)
         others = u[torch.searchsorted(weight.cumsum(0), places).clamp(max=len(u) - 1)]
     else:

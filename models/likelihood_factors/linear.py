@@ -25,10 +25,10 @@ from pyrofl.models.likelihood_factors.structure import (
 )
 from pyrofl.tensors import Tensors, generator
 
-FAR = 1.0, 30.0, 1e3, 1e6  # distances at which a linear mean is still linear
+LINEARITY_DISTANCES = 1.0, 30.0, 1e3, 1e6  # distances at which a linear mean is still linear
 
 
-def with_linear(structure: Structure, batch: Batch) -> Structure:
+def with_linear_mask(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the mask of the linear variables, if the model is linear."""
     u, eta = random_points(structure, batch)
     u = u[:, :1].expand_as(u).clone().requires_grad_()
@@ -52,19 +52,19 @@ def is_linear(structure: Structure, batch: Batch) -> bool:
     if response is None or server is None:
         return False
     # Known standard deviations may differ by row; unknown ones must be those of the server.
-    expected = response.sd[:1] if knows_noise(structure) else server.sd
+    expected = response.sd[:1] if has_constant_noise(structure) else server.sd
     alike = torch.allclose(response.sd, expected.expand_as(response.sd), rtol=EXACT)
     return alike and _has_linear_mean(structure, u[:2, 0], batch)
 
 
-def knows_noise(structure: Structure) -> bool:
+def has_constant_noise(structure: Structure) -> bool:
     """Return whether no variable rules the noise variance of a linear model."""
     return structure.linear is not None and bool(structure.linear.all())
 
 
-def needs_one_round(structure: Structure, dtype: torch.dtype) -> bool:
+def is_exact_after_one_round(structure: Structure, dtype: torch.dtype) -> bool:
     """Return whether factors of a type are exact after one round."""
-    precise = dtype == torch.float64 or knows_noise(structure)  # squares of responses cancel
+    precise = dtype == torch.float64 or has_constant_noise(structure)  # squares of responses cancel
     return structure.linear is not None and precise
 
 
@@ -75,7 +75,7 @@ def statistics(structure: Structure, batch: Batch) -> Tensors:
     response = _response(structure, structure.shared_sites.prior()[0].double(), points, batch)
     d = (response.mean[1:] - response.mean[0]).movedim(0, -1)  # [C, B, n]
     weight, off = response.weight[0], response.value[0] - response.mean[0]
-    if knows_noise(structure):
+    if has_constant_noise(structure):
         weight = torch.where(weight > 0, weight / response.sd[0].square(), 0.0)
     off = torch.where(weight > 0, off, 0.0)
     weighted = torch.where(weight[..., None] > 0, d, 0.0) * weight[..., None]
@@ -95,7 +95,7 @@ def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
     n = len(structure.reads) + structure.client_sites.size
     a, b = torch.randn(2, n, generator=generator("linear")).double()
     # Far points on both sides find kinks, as of abs, relu and clamp.
-    times = torch.tensor([s * v for v in FAR for s in (-1.0, 1.0)], dtype=a.dtype)
+    times = torch.tensor([s * v for v in LINEARITY_DISTANCES for s in (-1.0, 1.0)], dtype=a.dtype)
     points = torch.cat([torch.stack([0 * a, a, b, a + b]), times[:, None] * a])
     response, same = (_response(structure, middle, points, batch) for middle in u)
     one, other = response.mean, same.mean

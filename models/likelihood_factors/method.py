@@ -31,14 +31,18 @@ from pyrofl.models.likelihood_factors.factors import (
 )
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import (
-    LEAST,
+    MIN_RELATIVE_VARIANCE,
     inverse,
     positive,
     sufficient,
     truncated,
     without,
 )
-from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
+from pyrofl.models.likelihood_factors.linear import (
+    has_constant_noise,
+    is_exact_after_one_round,
+    statistics,
+)
 from pyrofl.models.likelihood_factors.rules import rules
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure, on_cpu
@@ -47,7 +51,7 @@ from pyrofl.models.shared.matrices import precise
 from pyrofl.tensors import Tensors, like, spread_out, under
 
 CELLS = 4_000_000  # numbers in a tensor
-FEW = 0.1  # effective part of the old draws, from which changes can be seen
+MIN_EFFECTIVE_SHARE = 0.1  # effective part of the old draws, from which changes can be seen
 MIXED = 1.1  # R-hat above which the server's chains have not mixed
 UNMIXED = (
     "the server's chains have not mixed, so that its draws are unreliable, and more rounds will "
@@ -155,7 +159,7 @@ class LikelihoodFactors:
         spread = (weight.mT @ squares).unflatten(1, (len(reads), len(reads)))
         spread = spread - middle[:, :, None] * middle[:, None]
         one = torch.eye(len(reads), dtype=u.dtype)
-        spread = positive(spread + LEAST * one)
+        spread = positive(spread + MIN_RELATIVE_VARIANCE * one)
         precision = inverse(spread) / (sd[:, None] * sd)
         with torch.no_grad():
             _, roots, _ = self._stated(self._evaluated(mean))
@@ -243,7 +247,7 @@ class LikelihoodFactors:
                 "the server's chains have not moved, as a factor is narrow; use pvi.hierarchical"
             )
         new = self._drawn(drawn, sampled_draws.log_density - growth, sampled_draws.r_hat)
-        if begun and float(1 / weight.square().sum()) > FEW * len(u):
+        if begun and float(1 / weight.square().sum()) > MIN_EFFECTIVE_SHARE * len(u):
             new |= self._moved(server, u, weight)
         new |= self._next_share(server, new["mean"])
         missing = {"reported": reported, "missing": (reported == 0).sum().double()}
@@ -380,7 +384,7 @@ class LikelihoodFactors:
     def _stated(self, evaluated: ProgramDensities) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
         noise = torch.ones_like(evaluated.prior[:, 0])
-        has_known_noise = self.structure.linear is None or knows_noise(self.structure)
+        has_known_noise = self.structure.linear is None or has_constant_noise(self.structure)
         if not has_known_noise and evaluated.response is not None:
             noise = evaluated.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
         return evaluated.prior[:, 0], evaluated.roots[:, 0], noise
@@ -442,7 +446,7 @@ class LikelihoodFactors:
     def is_exact(self, server: Tensors) -> bool:
         """Return whether the server's draws are of the exact posterior of all clients."""
         mixed, missing = (float(server[f"server/{n}"]) for n in ("r_hat", "missing"))
-        exact = needs_one_round(self.structure, server["server/shift"].dtype)
+        exact = is_exact_after_one_round(self.structure, server["server/shift"].dtype)
         return exact and mixed <= MIXED and not missing
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.elbo import base_of
 from pyrofl.inference.definition.programs import DECENTERED
-from pyrofl.inference.training.noise import open_latent
+from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.models.shared.unconstrained import as_deterministic
 
 
@@ -28,7 +28,7 @@ class NonCentered(Messenger):
         self.roots: dict[str, tuple[Tensor, bool]] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] not in self.names or not open_latent(msg):
+        if msg["name"] not in self.names or not is_unset_latent(msg):
             return
         fn, base = msg["fn"], base_of(msg["fn"])
         matrix = isinstance(base, torch.distributions.MultivariateNormal)

@@ -21,10 +21,10 @@ from pyrofl.models.shared.unconstrained import traced
 from pyrofl.tensors import generator
 
 CLIENTS = 48  # simulated; one in twelve has each kind of covariates and responses
-ROWS = 16  # of each of them at most
+MAX_SIMULATED_ROWS = 16  # of each of them at most
 LEVELS = 64  # of an index at most
 BOUND = 2  # of other covariates
-DRAWS = 8  # of the prior, at which clients must have a likelihood
+PRIOR_DRAWS = 8  # of the prior, at which clients must have a likelihood
 
 
 def simulated(program: Program, data: Federation) -> Federation:
@@ -37,7 +37,7 @@ def simulated(program: Program, data: Federation) -> Federation:
     batch = on_cpu(rows.batch(torch.arange(CLIENTS)))
     total = torch.zeros(1, CLIENTS)
     try:
-        for name, site in observed(traced(program, batch, DRAWS)):
+        for name, site in observed(traced(program, batch, PRIOR_DRAWS)):
             total = total + per_draw(weighed(site, log_prob(name, site)), CLIENTS)
     except (ValueError, RuntimeError, IndexError) as error:
         raise unsuitable(error) from error
@@ -84,7 +84,7 @@ def _bounds(program: Program, data: Federation) -> Tensor:
 
 def _rows(data: Federation, bounds: Tensor) -> Federation:
     """Return simulated clients with covariates below the given bounds [*x]."""
-    count = min(ROWS, int(data.sizes.max()))
+    count = min(MAX_SIMULATED_ROWS, int(data.sizes.max()))
     source = generator("simulated rows")
     x = torch.stack([_even(CLIENTS * count, source) for _ in range(bounds.numel())], -1)
     x = (x * bounds.flatten()).view(CLIENTS, count, *bounds.shape)

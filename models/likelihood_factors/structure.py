@@ -98,7 +98,7 @@ class Structure:
     correlated: Mapping[str, str] = field(default_factory=dict)
     reads: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     mixed: bool = False
-    spread: frozenset[str] = frozenset()
+    scaled_sites: frozenset[str] = frozenset()
     linear: Tensor | None = None
 
     @property
@@ -110,7 +110,7 @@ class Structure:
     def effects(self) -> Tensor:
         """Mask [d] of the shared variables whose scale is another one."""
         return torch.cat(
-            [(s.mean == s.mean) & (s.name in self.spread) for s in self.shared_sites.sites]
+            [(s.mean == s.mean) & (s.name in self.scaled_sites) for s in self.shared_sites.sites]
         )
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -151,7 +151,7 @@ class Structure:
                 if not isinstance(base_of(stated["fn"]), dist.ImproperUniform):
                     density = weighed(stated, log_prob(name, stated))
                     prior = prior + per_draw(density, len(batch))
-                if name in self.spread:
+                if name in self.scaled_sites:
                     base, like = base_of(stated["fn"]), site["value"]
                     moments[name] = [v.expand_as(like).flatten(2) for v in (base.loc, base.scale)]
         with pyro.validation_enabled(False):  # no response may be 0, as of the server's blank row

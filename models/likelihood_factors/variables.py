@@ -26,7 +26,7 @@ from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structu
 from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
 
-STEPS, MEMORY = 200, 10  # of the search for the first mode, and its pairs of changes
+MAX_MODE_STEPS, LBFGS_MEMORY = 200, 10  # of the search for the first mode, and its pairs of changes
 # Rise of a step that ends the search: the mode is then exact to 1e-12 standard deviations, so that
 # searches on a server and in one process, whose sums round differently, end at the same point.
 EXACT, SHORTEST = 1e-24, 1e-12  # and the shortest part of a step
@@ -47,8 +47,8 @@ def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
     constructor imports torch's compiler, which takes seconds.
     """
     at, (value, slope) = start[None], _with_slope(log_density, start[None])
-    pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=MEMORY)
-    for _ in range(STEPS):
+    pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=LBFGS_MEMORY)
+    for _ in range(MAX_MODE_STEPS):
         way = _direction(slope, pairs)
         rise, share = float((way * slope).sum()), 1.0
         if not rise > EXACT:
@@ -146,8 +146,8 @@ class Variables:
     def shared(self, w: Tensor) -> tuple[Tensor, ProgramDensities, Tensor]:
         """Return u at w [S, d], the prior there, and the log Jacobian [S]."""
         u, growth = w, torch.ones_like(w)
-        for _ in self.structure.spread:  # scales may be effects themselves
-            loc, scale = self.prior.spread(u)
+        for _ in self.structure.scaled_sites:  # scales may be effects themselves
+            loc, scale = self.prior.loc_and_scale(u)
             growth = scale[:, 0] ** (1 - self.power)
             before, u = u, loc[:, 0] + growth * w
             if torch.equal(before, u):

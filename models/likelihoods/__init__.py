@@ -23,7 +23,9 @@ from pyrofl.recipes import rebuildable
 
 Finite = Annotated[float, Range(-inf, inf, open_low=True, open_high=True)]
 Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
-FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
+MAX_SLOW_CLASSES = (
+    16  # classes below which torch is slow along the last axis, by up to 9 times: measured
+)
 
 
 class Categorical(dist.Categorical):
@@ -51,7 +53,7 @@ class Categorical(dist.Categorical):
 
 def normalized(logits: Tensor) -> Tensor:
     """Return normalized log probabilities [..., classes] of the given logits."""
-    if logits.shape[-1] < FEW:
+    if logits.shape[-1] < MAX_SLOW_CLASSES:
         return logits.movedim(-1, 0).log_softmax(0).movedim(0, -1)
     return logits.log_softmax(-1)
 

@@ -86,13 +86,13 @@ from pyrofl.inference.definition.optim import sgd
 from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_prior, flat
 from pyrofl.models import guides
 from pyrofl.models.guides.dropout import (
-    BOUND,
-    FAMILIES,
-    TINY,
+    DROPOUT_GUIDES,
+    LOG_BOUND,
+    MIN_SQUARED_MEAN,
     Coordinates,
-    bounded,
+    clamp_log,
     hierarchical,
-    product,
+    product_mode,
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
@@ -117,7 +117,7 @@ Dropout = Literal["meta", "vd", "ensemble", "none"]
 Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 DECAY = 5e-4  # of the weights of all that the server learns about spreads
-LONGEST = 100.0  # norm of all the server's pseudo-gradients together
+MAX_GRADIENT_NORM = 100.0  # norm of all the server's pseudo-gradients together
 SATURATED = f"server/rates_above_{pruning.HIGH}"
 RUNAWAY = Monitor(
     high=0.5,
@@ -220,7 +220,7 @@ def build(
             sampling is "activations".
     """
     shapes = net.select_params(layer_before_output(net) if bayesian is None else bayesian)
-    family = FAMILIES[coords] if guide is None else guide
+    family = DROPOUT_GUIDES[coords] if guide is None else guide
     family = guides.delta if dropout == "none" else family
     scale: dict[str, Any] = {} if init_scale is None else {"init_scale": init_scale}
     q = guides.build_guide(family, shapes, loc="loc", spread="spread", **scale)
@@ -253,17 +253,17 @@ def build(
         """Sample the random weights from q(w_m) = Normal(theta, alpha theta^2) (eq. 3)."""
         with batch.clients():
             for n, shape in shapes.items():
-                theta, s = local[f"loc/{n}"], bounded(local[f"spread/{n}"])
+                theta, s = local[f"loc/{n}"], clamp_log(local[f"spread/{n}"])
                 if coords == "logvar":  # s = log(alpha theta^2)
                     sd = (s / 2).exp()
                 else:  # s = log alpha
-                    sd = (s / 2).exp() * theta.abs().clamp(min=TINY**0.5)
+                    sd = (s / 2).exp() * theta.abs().clamp(min=MIN_SQUARED_MEAN**0.5)
                 pyro.sample(n, dist.Normal(theta, sd).to_event(len(shape)))
 
     def variances(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
         """Return mean and variance exp(s) of the weights, without their standard deviation."""
         theta = {n: local[f"loc/{n}"] for n in shapes}
-        return theta, {n: bounded(local[f"spread/{n}"]).exp() for n in shapes}
+        return theta, {n: clamp_log(local[f"spread/{n}"]).exp() for n in shapes}
 
     if guide is None and q.random:
         q = replace(q, program=dropout_guide)
@@ -282,7 +282,7 @@ def build(
         case "meta":
             widths = [width] * depth
             learning = (psi_optim, embedding_optim)
-            source = hypernetwork.hypernetwork(first, widths, embedding, BOUND, learning)
+            source = hypernetwork.hypernetwork(first, widths, embedding, LOG_BOUND, learning)
         case "vd":
             source = hypernetwork.shared(first, psi_optim, combine)
         case "ensemble":
@@ -321,12 +321,12 @@ def build(
             sent_means = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
             theta, variance = moments(sent_means)
             for n, v in theta.items():
-                alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
+                alike = v.square().clamp(min=MIN_SQUARED_MEAN) if precision == "alpha" else 1
                 # mu of eq. 5
-                mean[n] = product(message[f"loc/{n}"], variance[n] / alike, cohort.size)
+                mean[n] = product_mode(message[f"loc/{n}"], variance[n] / alike, cohort.size)
         gradient = under("loc", {n: server[f"loc/{n}"] - v for n, v in mean.items()})
         gradient |= source.slope(server, cohort, role("spread", message))
-        moved = hypernetwork.learn(server, gradient, optims, LONGEST)
+        moved = hypernetwork.learn(server, gradient, optims, MAX_GRADIENT_NORM)
         moved = hypernetwork.shortened(source, server, moved, hyper_step)
         if prune == "snip":
             moved |= pruning.snip(server, gradient, moved, shapes, sparsity)

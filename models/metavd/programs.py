@@ -26,7 +26,7 @@ from pyrofl.inference.definition.programs import (
     flat,
     sample_noise,
 )
-from pyrofl.models.guides.dropout import Coordinates, Divergence, normal
+from pyrofl.models.guides.dropout import Coordinates, HierarchicalKL, normal
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, role, under
@@ -108,7 +108,7 @@ class DropoutLayers:
             theta = {f"loc/{n}": local[f"loc/{n}"].detach() for n in self.shapes}
             variance = variance or self.q.moments(received, local | theta, data)[1]
             return {
-                n: Divergence.apply(theta[f"loc/{n}"], variance[n], len(shape))
+                n: HierarchicalKL.apply(theta[f"loc/{n}"], variance[n], len(shape))
                 for n, shape in self.shapes.items()
             }
         variance = variance or self.q.moments(received, local, data)[1]

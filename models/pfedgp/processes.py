@@ -20,7 +20,7 @@ from torch import Tensor
 from pyrofl.user_warnings import warn_user
 
 NEWTON = 50  # steps to the peak of the posterior at most; a normal likelihood takes two
-SHORT = 1e-4  # the share of a step that is not tried if it goes down
+MIN_STEP_SHARE = 1e-4  # the share of a step that is not tried if it goes down
 LOOSE = 4096  # roundings that a matrix may lack to be positive
 
 
@@ -75,7 +75,7 @@ def sites(
         far = (new.f - here.f).abs() > torch.finfo(new.f.dtype).eps ** (1 / 2) * (1 + new.f.abs())
         here = new.where(moving & up, here)  # who is there changes nobody's steps
         # A client of no numbers never goes up, and must not keep others going.
-        moving = moving & torch.where(up, far.flatten(1).any(1), share > SHORT)
+        moving = moving & torch.where(up, far.flatten(1).any(1), share > MIN_STEP_SHARE)
         if not bool(moving.any()):
             break
     else:

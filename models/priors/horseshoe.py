@@ -16,7 +16,7 @@ from pyro.distributions import TorchDistribution, constraints
 from torch import Size, Tensor
 from torch.distributions.utils import broadcast_all
 
-TERMS = 80  # of the continued fraction: 1e-12 at the argument 1
+FRACTION_TERMS = 80  # of the continued fraction: 1e-12 at the argument 1
 
 
 class Horseshoe(TorchDistribution):
@@ -77,8 +77,8 @@ class _ScaledE1(torch.autograd.Function):
         for k in range(1, 20):  # E1(x) = -gamma - log x - sum_k (-x)^k / (k k!)
             term = -term * small / k
             series = series - term / k
-        tail = large + 2 * TERMS + 1
-        for k in range(TERMS, 0, -1):  # 1 / (x + 1 - 1 / (x + 3 - 4 / (x + 5 - ...)))
+        tail = large + 2 * FRACTION_TERMS + 1
+        for k in range(FRACTION_TERMS, 0, -1):  # 1 / (x + 1 - 1 / (x + 3 - 4 / (x + 5 - ...)))
             tail = large + 2 * k - 1 - k * k / tail
         return torch.where(x < 1, small.exp() * series, 1 / tail)
 

@@ -34,7 +34,7 @@ from pyrofl.tensors import Tensors, like, pick
 BOLDEST = 2.0
 # Weights with a full covariance. With 383 a round of 5 clients takes 14 seconds of one core;
 # work grows with their cube.
-MOST = 1_000
+MAX_COUNT = 1_000
 Optimizer = Literal["adam", "natural"]
 
 
@@ -267,11 +267,11 @@ def of_parameters(
         center = shared_sites.joined(net.init(generator))
         return center, shared.to(center)
 
-    if covariance == "full" and shared_sites.size + client_sites.size > MOST:
+    if covariance == "full" and shared_sites.size + client_sites.size > MAX_COUNT:
         raise ValueError(
             f"a full covariance of {shared_sites.size + client_sites.size} weights; expected at "
-            f"most {MOST}, as work grows with their cube, or covariance='diagonal' (of virtual: "
-            "guide mean_field)"
+            f"most {MAX_COUNT}, as work grows with their cube, or covariance='diagonal' "
+            "(of virtual: guide mean_field)"
         )
     why = ""
     if not is_random:

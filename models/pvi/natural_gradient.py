@@ -14,9 +14,9 @@ from pyrofl.inference.definition.optim import Light, Optim
 from pyrofl.models.shared.gaussians import inverse
 from pyrofl.tensors import Tensors, like, times
 
-MOST = 10.0  # by what a variance changes at most in a step
+MAX_VARIANCE_RATIO = 10.0  # by what a variance changes at most in a step
 BEND = 0.1  # longest step of a power
-NEAR = 0.5  # longest step of a server's mean, in standard deviations
+MAX_MEAN_STEP = 0.5  # longest step of a server's mean, in standard deviations
 SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
 ROUNDING = 1000  # machine epsilons by which a free energy may rise
 
@@ -81,7 +81,7 @@ class Natural(Light):
             spread = root[:, :d].square().sum(-1)
             rate = lr * group["scales"].to(mean) / 2
             _bend(power[0], power[0].grad, root[:, d:, d:], second, spread, rate)
-        most = torch.where(done > 1, MOST, math.inf)
+        most = torch.where(done > 1, MAX_VARIANCE_RATIO, math.inf)
         if not group["only_mean"] and full:
             root.copy_(_turned(root, root.grad, lr, group["within"], most))
         elif not group["only_mean"]:
@@ -139,7 +139,7 @@ def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor
     the gradients of mean and root.
     """
     way = lr * inner[:, 0]
-    far = (torch.linalg.vector_norm(way) / NEAR).clamp(min=1)
+    far = (torch.linalg.vector_norm(way) / MAX_MEAN_STEP).clamp(min=1)
     vectors, factors, _ = _stretch(inner[:, 1:], lr, None)
     factors = factors.clamp(0.5**0.5, 2**0.5)
     # Not turned, as only normal noise is the same from all sides.
@@ -210,7 +210,7 @@ def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf)
     `values` are the eigenvalues of the gradient.
     """
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
-    return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MOST)
+    return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MAX_VARIANCE_RATIO)
 
 
 def _bend(

@@ -41,7 +41,7 @@ from pyrofl.models.pvi.server import Covariance, FactorServer
 from pyrofl.models.shared.gaussians import Normals, balanced, inverse, stacked
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import Scaled, scaling
-from pyrofl.plates import DRAWS
+from pyrofl.plates import DRAWS_PLATE
 from pyrofl.tensors import Tensors, like, pick, role, times, under
 
 NOISE = ("_shared", "_own")  # auxiliary sites of the guide
@@ -299,7 +299,7 @@ class Partitioned(FactorServer):
         if self.draws is None:
             noise = torch.zeros_like(mean)[:, None]
         else:
-            with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
+            with pyro.plate(DRAWS_PLATE, self.draws, dim=-3), batch.clients():
                 zeros = mean.new_zeros(self.draws, len(mean), 1, mean.shape[-1])
                 raw = standard_noise("_noise", zeros)
             noise = balanced(raw).squeeze(-2).movedim(0, 1)

@@ -25,7 +25,7 @@ Covariance = Literal["diagonal", "blocks", "full"]
 FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
 AGAIN = 0.5  # damping that adapts, after a change of the clients
 HALVINGS = 30  # of the server's step, before it stays where it is
-SHORT = 10  # of these, for the sake of what clients are sent
+MAX_SENT_STEPS = 10  # of these, for the sake of what clients are sent
 
 
 class FactorServer:
@@ -121,7 +121,7 @@ class FactorServer:
             q = {n: server[n] + rate * v for n, v in total.items()}
             q |= {n: server[n].index_add(0, cohort.ids, v) for n, v in client_factors.items()}
             # Nor shall a client that could train get what is no distribution, if that can be.
-            lost = halving < SHORT and bool((good & ~self.trainable(q)).any())
+            lost = halving < MAX_SENT_STEPS and bool((good & ~self.trainable(q)).any())
             if not lost and bool(self.normals.proper(q["precision"])):
                 if self.damping is None:
                     damping = torch.full_like(server["server/damping"], rate)

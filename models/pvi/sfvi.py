@@ -39,7 +39,7 @@ from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.definition.programs import Guide, Program
 from pyrofl.inference.posteriors.client_groups import width
-from pyrofl.inference.training.noise import ClientNoise, open_latent
+from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.models.guides import Family, build_guide
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
@@ -47,7 +47,7 @@ from pyrofl.models.pvi.partitioned import NARROW, REACH
 from pyrofl.models.shared.gaussians import balanced
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import Scaled, scaling
-from pyrofl.plates import DRAWS
+from pyrofl.plates import DRAWS_PLATE
 from pyrofl.tensors import Tensors, generator, like, pick, role, times, under
 
 BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
@@ -65,7 +65,7 @@ class FixedNoise(Messenger):
         self.common, self.client_noise = common, client_noise
 
     def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg) and width(msg["fn"]):
+        if is_unset_latent(msg) and width(msg["fn"]):
             noise, fn = self.client_noise if msg["name"] == OWN else self.common, msg["fn"]
             msg["value"], msg["done"] = fn.mean + fn.stddev * noise, True
 
@@ -267,7 +267,7 @@ class SharedGuide:
     def points(self, received: Tensors, batch: Batch) -> Tensor:
         """Return draws of shared variables [S, C, d], computed from the round's common noise."""
         e = balanced(self.common_noise(received).to(received["center"]))
-        with FixedNoise(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
+        with FixedNoise(e, e), pyro.plate(DRAWS_PLATE, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
@@ -283,7 +283,7 @@ class SharedGuide:
     def drawn(self, like: Tensor, batch: Batch) -> Tensor:
         """Draw independent standard normal noise [S, C, 1, k + m] for each client."""
         size = self.draws, len(batch), 1, self.noises + self.client_sites.size
-        with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
+        with pyro.plate(DRAWS_PLATE, self.draws, dim=-3), batch.clients():
             noise: Tensor = standard_noise("_noise", like.new_zeros(size))
         return noise
 

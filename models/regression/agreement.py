@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 PRIVATE = "server: "  # start of the labels of results that clients do not receive
-MOST = 1e300  # absolute value of a reported number
+MAX_REPORTED_NUMBER = 1e300  # absolute value of a reported number
 
 Report = Any
 """Numbers, texts, None, and lists and dicts of them, as JSON has them."""
@@ -112,7 +112,7 @@ def refuse_unlike(report: Report, example: Report, path: str = "") -> None:
 def refuse_no_number(value: Report, path: str) -> None:
     """Raise ValueError unless a value is a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or abs(value) > MOST:
+    if not is_number or not math.isfinite(value) or abs(value) > MAX_REPORTED_NUMBER:
         shown = f"{value!r:.40}" if is_number else _kind(value)
         raise ValueError(f"{path}: got {shown}; expected a finite number")
 

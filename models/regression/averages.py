@@ -93,7 +93,7 @@ def standardize(
     drawn = posterior_draws(fitted, draws)
     logs, table = {}, {}
     for name, frame in _frames(design).items():
-        weights = design.of_response("weights", frame)
+        weights = design.response_column("weights", frame)
         predicted, expected = (
             _sum(method, drawn, frame, name, effects) for effects in ("client", "shared")
         )
@@ -151,13 +151,13 @@ def marginal(
         raise ValueError(f"values are {chosen!r}; expected two or more, all different")
     drawn = posterior_draws(fitted, draws)
     frames = _all_frames(design)
-    count = sum(float(design.of_response("weights", f).sum()) for f in frames.values())
+    count = sum(float(design.response_column("weights", f).sum()) for f in frames.values())
     means: dict[Any, Tensor] = {}
     for value in chosen:
         sums = []
         for name, frame in frames.items():
             rows = read_table(design, frame.assign(**{column: value}), name)
-            weights = design.of_response("weights", frame)
+            weights = design.response_column("weights", frame)
             sums.append(_sum(method, drawn, rows, name, "client", weights))
         means[value] = torch.stack(sums).sum(0) / count
     result = {f"{column} = {value}": mean for value, mean in means.items()}
@@ -199,7 +199,7 @@ def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> 
     zero = torch.zeros(len(next(iter(drawn.sites.values())))).double()
     count, first, square, residual = 0.0, zero, zero, zero
     for name, frame in _all_frames(design).items():
-        weights = tensor(design.of_response("weights", frame))
+        weights = tensor(design.response_column("weights", frame))
         count += float(weights.sum())
         for rows, some in _pieces(method, drawn, frame, name, "client"):
             mean = _expected(rows, len(some))
@@ -320,7 +320,7 @@ def _sum(
     weights: np.ndarray | None = None,
 ) -> Tensor:
     """Return the sum of a client's expected responses, times row weights, at each draw [S]."""
-    weights = method.design.of_response("weights", frame) if weights is None else weights
+    weights = method.design.response_column("weights", frame) if weights is None else weights
     total = torch.zeros(())
     for rows, some in _pieces(method, drawn, frame, client, effects):
         total = total + _expected(rows, len(some)) @ tensor(weights[some.start : some.stop])

@@ -19,7 +19,9 @@ from pyrofl.models.regression.priors import design_moments, predictor_of, term_o
 from pyrofl.models.regression.rows import total
 from pyrofl.user_warnings import warn_user
 
-FAR = 4.0  # standard deviations between 0 and the mean of a column with effects of groups
+MAX_CENTER_DISTANCE = (
+    4.0  # standard deviations between 0 and the mean of a column with effects of groups
+)
 ALIASED = 1e-10  # part of a column's variance that others leave, below which it is aliased
 
 
@@ -145,14 +147,14 @@ def _off_center(design: Design, moments: Mapping[str, Any]) -> list[str]:
             continue
         term = f"({one.group.text} | {one.group.name})"
         means, squares = moments[term_of(one)]
-        far = np.abs(means) > FAR * np.sqrt(squares)
+        far = np.abs(means) > MAX_CENTER_DISTANCE * np.sqrt(squares)
         names = [
             n for n, is_far in zip(one.columns.labels, far & (squares > 0), strict=True) if is_far
         ]
         if names:
             texts.append(
-                f"the mean of {listed(names)} in {term} is more than {FAR:g} standard deviations "
-                "from 0: slopes and intercepts of groups are nearly collinear, and the fit may not "
-                f"converge; write center({names[0]})"
+                f"the mean of {listed(names)} in {term} is more than {MAX_CENTER_DISTANCE:g} "
+                "standard deviations from 0: slopes and intercepts of groups are nearly "
+                f"collinear, and the fit may not converge; write center({names[0]})"
             )
     return texts

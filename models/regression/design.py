@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
-from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.agreement import Agreement, Report
@@ -35,13 +35,13 @@ from pyrofl.models.regression.rows import (
     tensor,
 )
 
-Kind = Literal["client", "nested", "shared"]
-OFFSET, OF_RESPONSE = "sum of offsets", " of the response"  # columns of x that are no terms
-LARGEST = 1e100  # sums of squares of larger numbers may overflow
+LevelScope = Literal["client", "nested", "shared"]
+OFFSET, RESPONSE_SUFFIX = "sum of offsets", " of the response"  # columns of x that are no terms
+MAX_NUMBER = 1e100  # sums of squares of larger numbers may overflow
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupTerm:
     """Group term with its columns, and whose levels these are.
 
     Attributes:
@@ -57,7 +57,7 @@ class Grouped:
 
     group: Group
     columns: Columns
-    kind: Kind
+    kind: LevelScope
     levels: Mapping[str, tuple[Level, ...]]
     answers: tuple[Level, ...] = ()
     most: int = 1
@@ -144,7 +144,7 @@ class Design:
     family: Family
     clients: Clients
     population: Columns
-    groups: tuple[Grouped, ...]
+    groups: tuple[GroupTerm, ...]
     answers: tuple[Level, ...]
     client: str
     namespace: Namespace
@@ -183,7 +183,7 @@ class Design:
         for parameter, columns in self.predictors.items():
             names += [name for name in columns.labels if name not in names]
             names += [offset_of(parameter)] * bool(columns.offsets)
-        names += [role + OF_RESPONSE for role in self.roles if self.constant(role) is None]
+        names += [role + RESPONSE_SUFFIX for role in self.roles if self.constant(role) is None]
         for one in self.groups:
             levels = [] if one.kind == "client" else [f"level of {one.group.name}"]
             names += [name for name in one.columns.labels + levels if name not in names]
@@ -205,7 +205,7 @@ class Design:
     def code(self, role: str) -> str:
         """Return Pyro code of a further column of the response, such as the trials."""
         value = self.constant(role)
-        return f"x[..., {self.places[role + OF_RESPONSE]}]" if value is None else f"{value:g}"
+        return f"x[..., {self.places[role + RESPONSE_SUFFIX]}]" if value is None else f"{value:g}"
 
     def columns(self, frame: pd.DataFrame) -> dict[str, np.ndarray]:
         """Return the columns of x of a client's rows, [N] each, without indices of levels."""
@@ -215,8 +215,8 @@ class Design:
             if columns.offsets:
                 values[offset_of(parameter)] = columns.offset(frame)
         for role in self.roles:
-            if role + OF_RESPONSE in self.places:
-                values[role + OF_RESPONSE] = self.of_response(role, frame)
+            if role + RESPONSE_SUFFIX in self.places:
+                values[role + RESPONSE_SUFFIX] = self.response_column(role, frame)
         for one in self.groups:
             for name, column in zip(one.columns.labels, one.columns.evaluate(frame).T, strict=True):
                 values.setdefault(name, column)
@@ -231,7 +231,7 @@ class Design:
         values.setdefault("none", np.zeros(len(frame)))
         return np.column_stack([values[name] for name in self.places]).astype(np.float64)
 
-    def of_response(self, role: str, frame: pd.DataFrame) -> np.ndarray:
+    def response_column(self, role: str, frame: pd.DataFrame) -> np.ndarray:
         """Return a further column of the response, such as "trials", or "weights", [N]."""
         text = self.formula.columns.get(role)
         if text is None or (role == "event" and not self.further[role] <= {*frame}):
@@ -245,7 +245,7 @@ class Design:
         if (number := _number(text)) is not None:
             return np.full(len(frame), number)
         if text not in self._expressions:
-            right = _right(text, is_response=text == self.formula.response)
+            right = _right_hand_side(text, is_response=text == self.formula.response)
             self._expressions[text] = Columns(right, self.clients, self.namespace)
         return self._expressions[text].evaluate(frame)[:, 0]
 
@@ -281,7 +281,9 @@ class Design:
             y = self.y(frame)
             for role in self.formula.columns:
                 self._check_role(role, site, frame)
-            second = self.of_response("trials", frame) if self.family.column == "trials" else None
+            second = (
+                self.response_column("trials", frame) if self.family.column == "trials" else None
+            )
             bad = ~self.family.admits(y, second)
             if bad.any():
                 raise ValueError(
@@ -299,7 +301,7 @@ class Design:
 
     def _check_role(self, role: str, site: str, frame: pd.DataFrame) -> None:
         """Raise ValueError if a further column of the response has impossible values."""
-        values = self.of_response(role, frame)
+        values = self.response_column(role, frame)
         fits, words = {
             "event": (np.isin(values, (0, 1)), "1 for an event and 0 for a censored time"),
             "trials": ((values == np.round(values)) & (values >= 0), "whole numbers of trials"),
@@ -323,7 +325,7 @@ class Design:
         rows = [torch.arange(a, b) for a, b in pairwise(ends)]
         weights = None
         if "weights" in self.formula.columns:
-            parts = [tensor(self.of_response("weights", frame)) for frame in frames.values()]
+            parts = [tensor(self.response_column("weights", frame)) for frame in frames.values()]
             weights = torch.cat(parts)
         return Federation(
             torch.cat(x),
@@ -339,7 +341,7 @@ class Design:
     def source(self) -> Source:
         """Names of the response and of the columns of x."""
         names = tuple(self.places)
-        preprocessor = Preprocessor(tuple(map(Prepared, names)))
+        preprocessor = Preprocessor(tuple(map(ColumnPreprocessing, names)))
         return Source(self.formula.response, names, preparation=preprocessor)
 
 
@@ -371,12 +373,12 @@ def make_design(
     names -= set(namespace) - columns
     factors |= {name for group in formula.groups for name in group.factors}
     plain = formula.response.isidentifier()
-    answer = _named(formula.response, namespace, columns, is_response=True)
+    answer = _columns_in(formula.response, namespace, columns, is_response=True)
     if both := sorted(answer & names):
         raise ValueError(
             f"column {both[0]} is in the response and among the predictors; expected it in one"
         )
-    further = {role: _named(t, namespace, columns) for role, t in formula.columns.items()}
+    further = {role: _columns_in(t, namespace, columns) for role, t in formula.columns.items()}
     used = [*sorted(answer.union(*further.values()))]
     used += sorted((names | factors | {client}) - answer)
     categorical = sorted(factors | {client})
@@ -395,7 +397,7 @@ def make_design(
     parameters = {n: Columns(t, clients, namespace) for n, t in formula.parameters.items()}
     many = answers[1:] if family.kind == "categorical" else ()
     groups = tuple(
-        _grouped(group, Columns(group.text, clients, namespace), clients, client, many)
+        _make_group_term(group, Columns(group.text, clients, namespace), clients, client, many)
         for group in formula.groups
     )
     levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
@@ -410,7 +412,7 @@ def offset_of(parameter: str) -> str:
     return OFFSET + (f" of {parameter}" if parameter else "")
 
 
-def _named(
+def _columns_in(
     text: str, namespace: Namespace, columns: set[str], *, is_response: bool = False
 ) -> set[str]:
     """Return the columns in a column, a number or an expression of the response."""
@@ -418,10 +420,12 @@ def _named(
         return {text}
     if _number(text) is not None:
         return set()
-    return variables(_right(text, is_response=is_response))[0] - (set(namespace) - columns)
+    return variables(_right_hand_side(text, is_response=is_response))[0] - (
+        set(namespace) - columns
+    )
 
 
-def _right(text: str, *, is_response: bool) -> str:
+def _right_hand_side(text: str, *, is_response: bool) -> str:
     """Return the right-hand side of an expression, in which + and * are those of numbers."""
     return f"0 + {text}" if is_response or text.startswith("{") else f"0 + {{{text}}}"
 
@@ -457,19 +461,19 @@ def _check_answers(
     return levels
 
 
-def _grouped(
+def _make_group_term(
     group: Group, columns: Columns, clients: Clients, client: str, answers: tuple[Level, ...]
-) -> Grouped:
+) -> GroupTerm:
     """Return a group term with its levels, which are those of one client or of several."""
     if columns.offsets or not (columns.labels or columns.has_intercept):
         raise ValueError(f"({group.text} | {group.name}) has no coefficient; expected 1 or a name")
     own = tuple(name for name in group.factors if name != client)
-    grouped = Grouped(group, columns, "client", {}, answers)
+    grouped = GroupTerm(group, columns, "client", {}, answers)
     if not own:
         return grouped
     result = clients.agree(
         f"levels of {group.name}",
-        lambda frame: [_digest(level) for level in _distinct(frame, own)],
+        lambda frame: [_digest(level) for level in _distinct_levels(frame, own)],
         lambda reports: _kind_of_levels([*reports.values()], client in group.factors),
         lambda report: refuse_levels(group.name, report),
     )
@@ -480,14 +484,14 @@ def _grouped(
     if result["is_named"]:
         texts = clients.agree(
             f"names of levels of {group.name}",
-            lambda frame: [*map(_plain_level, _distinct(frame, own))],
-            lambda reports: _named_levels([*reports.values()], is_shared),
+            lambda frame: [*map(_plain_level, _distinct_levels(frame, own))],
+            lambda reports: _merge_level_names([*reports.values()], is_shared),
             lambda report: _refuse_names(group.name, report, len(own)),
         )
         texts = [tuple(level) if isinstance(level, list) else level for level in texts]
     if is_shared:
         return replace(grouped, kind="shared", levels={"": tuple(texts)})
-    seen = {site: _distinct(frame, own) for site, frame in clients.frames.items()}
+    seen = {site: _distinct_levels(frame, own) for site, frame in clients.frames.items()}
     labels = tuple(map(level_text, texts))
     return replace(grouped, kind="nested", levels=seen, most=result["most"], texts=labels)
 
@@ -508,7 +512,7 @@ def _kind_of_levels(each: Sequence[Sequence[str]], is_of_client: bool) -> Report
     return {"kind": "shared", "most": 1, "is_named": True}
 
 
-def _named_levels(each: Sequence[Sequence[Report]], is_shared: bool) -> list[Report]:
+def _merge_level_names(each: Sequence[Sequence[Report]], is_shared: bool) -> list[Report]:
     """Return the union of the clients' levels in order, or the longest list."""
     if not is_shared:
         return [*max(each, key=len)]
@@ -559,24 +563,24 @@ def _levels(frame: pd.DataFrame, factors: Sequence[str]) -> list[Level]:
     return list(zip(*(frame[name].tolist() for name in factors), strict=True))
 
 
-def _distinct(frame: pd.DataFrame, factors: Sequence[str]) -> tuple[Level, ...]:
+def _distinct_levels(frame: pd.DataFrame, factors: Sequence[str]) -> tuple[Level, ...]:
     return tuple(sorted(set(_levels(frame, factors))))
 
 
 def _refuse_large(what: str, values: NDArray[np.float64]) -> None:
     """Raise ValueError if squares of a column's numbers [N] are not finite."""
-    if (bad := ~(np.abs(values) < LARGEST)).any():
+    if (bad := ~(np.abs(values) < MAX_NUMBER)).any():
         row = int(bad.argmax())
         shown = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
         raise ValueError(
-            f"{what} is {shown} in row {row}; expected finite numbers below {LARGEST:g}"
+            f"{what} is {shown} in row {row}; expected finite numbers below {MAX_NUMBER:g}"
         )
 
 
 def refuse_tiny(what: str, size: float) -> None:
     """Raise ValueError if the squares of a column's numbers, of at most this size, are 0."""
-    if 0 < size < 1 / LARGEST:
+    if 0 < size < 1 / MAX_NUMBER:
         raise ValueError(
-            f"{what} is at most {size:g}; expected numbers of at least {1 / LARGEST:g}, or 0: use "
-            "another unit"
+            f"{what} is at most {size:g}; expected numbers of at least {1 / MAX_NUMBER:g}, or 0: "
+            "use another unit"
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyrofl.arguments import Count, ProperShare, check_name, checked
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.models.regression.averages import marginal, r2, row_draws, standardize
-from pyrofl.models.regression.design import Design, Grouped, level_text
+from pyrofl.models.regression.design import Design, GroupTerm, level_text
 from pyrofl.models.regression.prediction import (
     NEW,
     RegressionDraws,
@@ -48,7 +48,9 @@ __all__ = [
     "standardize",
 ]
 
-WIDE = 2.0  # standard deviations around the mean, over which a conditional effect is shown
+EFFECT_RANGE_SDS = (
+    2.0  # standard deviations around the mean, over which a conditional effect is shown
+)
 
 
 @checked
@@ -298,7 +300,7 @@ def conditional(
         some = [n for n in design.needed if n not in factors or (client and name not in shown)]
         check_name(name, some, "column of the formula:")
     values = {}
-    ranges = (np.linspace(-WIDE, WIDE, points), np.arange(-1, 2))
+    ranges = (np.linspace(-EFFECT_RANGE_SDS, EFFECT_RANGE_SDS, points), np.arange(-1, 2))
     for steps, name in zip(ranges, shown, strict=False):
         some = fixed_values.pop(name) if name in fixed_values else _values(design, name, steps)
         values[name] = [some] if np.ndim(some) == 0 else list(some)
@@ -341,7 +343,7 @@ def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> l
     inside = np.clip(
         values, number["low"], number["high"]
     )  # beyond them, a logarithm may not be defined
-    if steps[0] == -WIDE and not np.array_equal(inside, values):
+    if steps[0] == -EFFECT_RANGE_SDS and not np.array_equal(inside, values):
         inside = np.linspace(inside[0], inside[-1], len(values))
     return [float(value) for value in inside]
 
@@ -397,13 +399,13 @@ def _population(
     return coefficient_draws(method, drawn, parameter).get(term, 0.0)
 
 
-def of_parameter(one: Grouped, term: str) -> str:
+def of_parameter(one: GroupTerm, term: str) -> str:
     """Return the name of a term of a group in tables, such as "x" or, of sigma, "sigma_x"."""
     return f"{one.parameter}_{term}" if one.parameter else term
 
 
 def _effects(
-    one: Grouped, drawn: RegressionDraws, client: str
+    one: GroupTerm, drawn: RegressionDraws, client: str
 ) -> Iterator[tuple[str, str, Tensor]]:
     """Yield level, term and draws [S] of each effect of a group."""
     value, k = drawn.sites[f"r_{one.name}"], len(one.entries)

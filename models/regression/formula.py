@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from pyrofl.arguments import check_name
 
-NAME = r"[A-Za-z_][\w.]*"
+NAME_PATTERN = r"[A-Za-z_][\w.]*"
 SECOND = {
     "p": "trials",
     "prop": "trials",
@@ -208,7 +208,7 @@ def _response(left: str) -> tuple[str, dict[str, str], bool]:
     if len(more) > 1 or left.endswith("|"):
         raise ValueError(f"response is {left!r}; expected one '|', as in y | se(error)")
     columns, adds_sigma = {}, False
-    call = re.fullmatch(rf"({NAME})\((.*)\)", response)
+    call = re.fullmatch(rf"({NAME_PATTERN})\((.*)\)", response)
     if call and call[1] in SECOND:
         parts = _split(call[2], ",")
         if len(parts) != 2:
@@ -233,7 +233,7 @@ def _response(left: str) -> tuple[str, dict[str, str], bool]:
 
 def _addition(part: str) -> tuple[str, list[str]]:
     """Return name and arguments of a column after "|", such as se(error)."""
-    call = re.fullmatch(rf"({NAME})\((.*)\)", part)
+    call = re.fullmatch(rf"({NAME_PATTERN})\((.*)\)", part)
     forms = ", ".join(ADDITIONS.values())
     if not call:
         raise ValueError(f"response has {part!r} after '|'; expected {forms}")
@@ -252,7 +252,7 @@ def _groups(inner: str, text: str) -> list[Group]:
         raise ValueError(f"formula is {text!r}; expected one '|' in ({inner}), as in (1 + x | g)")
     levels = [part.strip() for part in parts[1].split("/")]
     names = [[one.strip() for one in level.split(":")] for level in levels]
-    if not all(re.fullmatch(NAME, one) for level in names for one in level):
+    if not all(re.fullmatch(NAME_PATTERN, one) for level in names for one in level):
         raise ValueError(
             f"formula is {text!r}; expected names of columns after '|', joined by ':' or '/', "
             f"and got {parts[1]!r}"

@@ -18,7 +18,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
 TINY = 1e-30  # probability of a positive value, below which it counts as this
-LONGEST = 10_000  # values that are tried one after the other
+MAX_TRIED_VALUES = 10_000  # values that are tried one after the other
 
 
 class Hurdle(TorchDistribution):
@@ -98,7 +98,7 @@ class Hurdle(TorchDistribution):
             return torch.as_tensor(value)
         left = torch.rand(shape).to(value) * self.log_positive.exp()
         positive_draws = torch.zeros_like(value)
-        for count in range(1, LONGEST):
+        for count in range(1, MAX_TRIED_VALUES):
             left = left - base.log_prob(torch.full_like(value, count)).exp()
             positive_draws = torch.where(
                 (positive_draws == 0) & (left <= 0), float(count), positive_draws

@@ -31,10 +31,10 @@ from pyrofl.inference.evaluation.predictions import Predictions, in_order, predi
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import SAMPLES
-from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.design import Design, GroupTerm
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import kind_of, tensor
-from pyrofl.plates import DRAWS
+from pyrofl.plates import DRAWS_PLATE
 from pyrofl.tensors import Tensors, default_type, seeded
 from pyrofl.user_warnings import warn_user
 
@@ -251,7 +251,7 @@ def run_program(
         default_type(torch.float64),
         seeded(seed),
         Known(values, levels, zero),
-        pyro.plate(DRAWS, count, dim=-3),
+        pyro.plate(DRAWS_PLATE, count, dim=-3),
     ):
         nodes = poutine.trace(program).get_trace({}, {}, batch).nodes
     eta = nodes["eta"]["value"]
@@ -271,7 +271,7 @@ def derived_sites(program: Any, design: Design, shared: Tensors) -> Tensors:
         torch.no_grad(),
         default_type(torch.float64),
         Known(values, {}, own),
-        pyro.plate(DRAWS, len(next(iter(shared.values()))), dim=-3),
+        pyro.plate(DRAWS_PLATE, len(next(iter(shared.values()))), dim=-3),
     ):
         nodes = poutine.trace(program).get_trace({}, {}, batch).nodes
     return {
@@ -302,7 +302,7 @@ def _compiled(text: str) -> Any:
     return compile_program(text)
 
 
-def _with_levels(one: Grouped, frame: pd.DataFrame, client: str, column: str) -> Grouped:
+def _with_levels(one: GroupTerm, frame: pd.DataFrame, client: str, column: str) -> GroupTerm:
     """Return a group term whose levels contain those of new rows after the known ones."""
     if one.kind == "client":
         return one

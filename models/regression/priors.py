@@ -34,10 +34,12 @@ import torch
 
 from pyrofl.arguments import check_name
 from pyrofl.models.regression.columns import Columns
-from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.design import Design, GroupTerm
 from pyrofl.models.regression.rows import moments_of
 
-WIDE = 2.5  # of coefficients, in standard deviations of the response per deviation of the column
+COEFFICIENT_SCALE = (
+    2.5  # of coefficients, in standard deviations of the response per deviation of the column
+)
 Given = Mapping[str, Any]
 """Name of a parameter -> Pyro distribution of single numbers, or concentration of an LKJ prior."""
 
@@ -108,7 +110,7 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         if parameter:
             middle = float(np.log(y_scale)) if parameter == "sigma" else 0.0
         usual, site = (
-            f"dist.Normal({_short(middle)}, {_short(WIDE * scale)})",
+            f"dist.Normal({_short(middle)}, {_short(COEFFICIENT_SCALE * scale)})",
             of("Intercept", parameter),
         )
         others[site] = _chosen(usual, user_priors, site)
@@ -121,7 +123,7 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         spread = [1.0] * one.columns.has_intercept + np.sqrt(square).tolist()
         spread = np.repeat(spread, len(one.entries) // len(spread)).tolist()
         size = 1.0 if one.parameter else y_scale
-        scales[one.name] = [float(_short(WIDE * size / (s or 1.0))) for s in spread]
+        scales[one.name] = [float(_short(COEFFICIENT_SCALE * size / (s or 1.0))) for s in spread]
         values = scales[one.name][0] if len(spread) == 1 else scales[one.name]
         site = f"sd_{one.name}"
         others[site] = _chosen(f"dist.HalfNormal({values})", user_priors, site, "sd")
@@ -160,7 +162,7 @@ def _coefficients(
     means, deviations = moments[0], np.sqrt(moments[1])
     priors = {}
     for name, deviation in zip(columns.labels, deviations.tolist(), strict=True):
-        usual = f"dist.Normal(0.0, {_short(WIDE * scale / (deviation or 1.0))})"
+        usual = f"dist.Normal(0.0, {_short(COEFFICIENT_SCALE * scale / (deviation or 1.0))})"
         priors[name] = _chosen(usual, user_priors, printed(parameter, name), of("b", parameter))
     return Coefficients(dict(zip(columns.labels, means.tolist(), strict=True)), priors)
 
@@ -200,7 +202,7 @@ def predictor_of(parameter: str) -> str:
     return f"columns of {parameter or 'the location'}"
 
 
-def term_of(one: Grouped) -> str:
+def term_of(one: GroupTerm) -> str:
     """Return the name of the columns of a group term in `design_moments`."""
     text = f"({one.group.text} | {one.group.name})"
     return f"{text} of {one.parameter}" if one.parameter else text

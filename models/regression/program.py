@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.regression.columns import Columns
-from pyrofl.models.regression.design import Design, Grouped, offset_of
+from pyrofl.models.regression.design import Design, GroupTerm, offset_of
 from pyrofl.models.regression.distributions import SkewNormal, ZeroOneInflatedBeta
 from pyrofl.models.regression.families import LINKS, SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
@@ -229,7 +229,7 @@ def _cutpoints(priors: Priors, levels: int, at_mean: Sequence[str]) -> list[str]
     ]
 
 
-def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
+def _group(one: GroupTerm, priors: Priors) -> tuple[list[str], list[str]]:
     """Return statements of a group's scales and effects, and the names of its shared sites."""
     name, k = one.name, len(one.entries)
     sd, r, root = f"sd_{name}", f"r_{name}", f"root_{name}"
@@ -273,7 +273,7 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
     return [*lines, plate, f"    {statement}"], shared
 
 
-def _added(one: Grouped, x: dict[str, int]) -> list[str]:
+def _added(one: GroupTerm, x: dict[str, int]) -> list[str]:
     """Return statements that add a group's effects to the linear predictor."""
     name, k, lines = one.name, len(one.entries), []
     size = len(one.answers)

@@ -49,7 +49,7 @@ from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.priors import Priors, code_of
 from pyrofl.models.regression.rows import ROSTER, MissingColumn
 
-LONGEST = 20_000_000  # characters of a reply
+MAX_REPLY_CHARACTERS = 20_000_000  # characters of a reply
 
 
 class RegressionServer:
@@ -366,9 +366,9 @@ def texts_of(settings: Settings) -> dict[str, str]:
 
 def read_json(text: Any) -> Any:
     """Return the content of a received JSON text; raise ValueError if it is invalid or too long."""
-    if not isinstance(text, str) or len(text) > LONGEST:
+    if not isinstance(text, str) or len(text) > MAX_REPLY_CHARACTERS:
         got = f"{len(text):,} characters" if isinstance(text, str) else f"a {type(text).__name__}"
-        raise ValueError(f"got {got}; expected JSON of at most {LONGEST:,} characters")
+        raise ValueError(f"got {got}; expected JSON of at most {MAX_REPLY_CHARACTERS:,} characters")
 
     def refuse(constant: str) -> None:
         raise ValueError(f"got the number {constant}; expected finite numbers")

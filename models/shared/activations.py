@@ -21,7 +21,7 @@ from pyrofl.arguments import described
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import On, elbo
 from pyrofl.inference.definition.programs import Guide, Likelihood, Loss, Program, sample_noise
-from pyrofl.inference.training.noise import open_latent
+from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.models.guides import log_mean_field, mean_field
 from pyrofl.models.priors import PriorFamily, as_families
 from pyrofl.nets import Network
@@ -131,7 +131,7 @@ class AtMeans(Messenger):
     """Pyro messenger that sets latent sites to their means, where only densities are needed."""
 
     def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg):
+        if is_unset_latent(msg):
             msg["value"], msg["done"] = msg["fn"].mean, True
 
 

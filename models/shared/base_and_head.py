@@ -26,7 +26,7 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, matches, spread_out
 
 
-def keep(method: Method, names: str) -> Method:
+def make_personal(method: Method, names: str) -> Method:
     """Return a variant of a method in which the parameters that match `names` stay at the clients.
 
     All clients start from the same draw of them, as they would if it came down in round one.
@@ -58,7 +58,9 @@ def keep(method: Method, names: str) -> Method:
     return replace(method, init=init, init_client=init_client, views={"personal": as_trained})
 
 
-def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None) -> Phase:
+def train_only(
+    phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None
+) -> Phase:
     """Return the training phase restricted to the parameters that match `names`."""
     (step,) = phase.updates
     assert isinstance(step, GradientStep)
@@ -68,7 +70,9 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
     return replace(phase, updates=moves, epochs=phase.epochs if epochs is None else epochs)
 
 
-def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
+def head_and_base_patterns(
+    net: Network, head: str | None, *, requires_both: bool = False
+) -> tuple[str, str]:
     """Return name patterns of the network's head and of its other parameters.
 
     The head is by default the network's own.
@@ -76,9 +80,9 @@ def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tupl
     A pattern of "" matches no parameter.
     """
     head = net.head if head is None else head
-    mine = net.select_params(head) if head else {}
-    rest = " ".join(n for n in net.shapes if n not in mine)
-    if both and not (head and rest):
+    head_params = net.select_params(head) if head else {}
+    rest = " ".join(n for n in net.shapes if n not in head_params)
+    if requires_both and not (head and rest):
         raise ValueError(
             f"head is {head!r}; expected patterns of some but not all of {', '.join(net.shapes)}"
         )

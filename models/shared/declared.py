@@ -33,7 +33,7 @@ from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 from pyrofl.user_warnings import warn_user
 
-DRAWS = 3  # of the prior, to see what changes with what
+PRIOR_DRAWS = 3  # of the prior, to see what changes with what
 TOGETHER, CELLS = 400, 2_000_000  # draws of one run, of which many reach a branch; their cells
 ALONE = 8  # draws that are compared with a run of each alone
 MAY_BE_INFINITE = "logits", "probs"  # parameters
@@ -152,7 +152,7 @@ class Declared:
                 continue
             with pyro.validation_enabled(False):
                 density = fn.log_prob(value)
-                shape = (DRAWS, *batch.mask.shape)
+                shape = (PRIOR_DRAWS, *batch.mask.shape)
                 if density.shape != shape or value.shape[-2:] != batch.mask.shape:
                     continue
                 values = value.expand(shape)
@@ -221,7 +221,9 @@ class Declared:
     @cached_property
     def values(self) -> dict[str, Tensor]:
         """Prior draws of all latent sites of the user's program, by name."""
-        latent_sites = latent(traced(self.program, self.data.batch(torch.tensor([0])), DRAWS, 1.0))
+        latent_sites = latent(
+            traced(self.program, self.data.batch(torch.tensor([0])), PRIOR_DRAWS, 1.0)
+        )
         return {name: site["value"] for name, site in latent_sites}
 
     def but(self, name: str) -> list[str]:
@@ -277,8 +279,8 @@ class Declared:
         first = {}
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]
-            first[name] = value[:1].expand(DRAWS, len(batch), *value.shape[2:])
-        return traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
+            first[name] = value[:1].expand(PRIOR_DRAWS, len(batch), *value.shape[2:])
+        return traced(poutine.condition(self.program, first), batch, PRIOR_DRAWS, 1.0)
 
 
 def _refuse_parameters(name: str, fn: Any) -> None:

@@ -24,8 +24,8 @@ from pyrofl.tensors import Tensors
 Augment = Callable[[Tensor, Generator], Tensor]
 """(rows [B, *x], generator) -> rows of the same shape, changed at random."""
 
-ROWS = 512  # rows that are predicted at once
-START = 250 / 1580  # share of the steps after which the paper's SWA begins to collect
+PREDICTION_CHUNK_ROWS = 512  # rows that are predicted at once
+SWA_START_SHARE = 250 / 1580  # share of the steps after which the paper's SWA begins to collect
 
 
 def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
@@ -71,7 +71,7 @@ def predictions(
     """
 
     def member(weights: Tensors) -> Tensor:
-        blocks = x.split(ROWS)
+        blocks = x.split(PREDICTION_CHUNK_ROWS)
         return torch.cat([log_answers(net.apply(weights, b), b, likelihood) for b in blocks]).exp()
 
     count = len(next(iter(models.values())))
@@ -108,7 +108,7 @@ def cyclical(step: int, cycle: int, high: float, low: float) -> float:
     return (1 - t) * high + t * low
 
 
-def collected(steps: int, cycle: int, start: float = START) -> list[int]:
+def collected(steps: int, cycle: int, start: float = SWA_START_SHARE) -> list[int]:
     """Return the numbers of the steps at which stochastic weight averaging updates its mean.
 
     These are the ends of cycles after the fraction `start` of all steps, or else the last step.
@@ -135,7 +135,7 @@ def distil(
     lr: float = 3e-3,
     lr_end: float = 1.2e-3,
     cycle: int = 25,
-    swa_start: float = START,
+    swa_start: float = SWA_START_SHARE,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     augment: Augment | None = None,

@@ -46,7 +46,9 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 
 NEGATIVE = "precision is negative; expected the precision of a normal factor"
-MOST = 1e12  # largest precision of a diagonal; with more, single precision soon has no number
+MAX_PRECISION = (
+    1e12  # largest precision of a diagonal; with more, single precision soon has no number
+)
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Laplace:
         """
         precision = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
         precision = precision * each[:, None]
-        return precision if self.normals.full else precision.clamp(max=MOST)
+        return precision if self.normals.full else precision.clamp(max=MAX_PRECISION)
 
     def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
         """Return natural parameters of a normal with the given mean and precision.
@@ -193,7 +195,7 @@ class Laplace:
         """Return the precision [C, ...] of a normal, given its guide parameters."""
         if not self.normals.full:
             _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
-            return flattened(variance).reciprocal().clamp(max=MOST)
+            return flattened(variance).reciprocal().clamp(max=MAX_PRECISION)
         spread_tensors = role("spread", q)
         root = torch.diag_embed(spread_tensors["log_sd"].exp())
         row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.prior_conversion import Prior, as_prior, nobody
 from pyrofl.inference.definition.programs import DECENTERED, FREED, Program, refuse_subsampling
 from pyrofl.inference.definition.rejection import rejecting
-from pyrofl.inference.training.noise import ClientNoise, open_latent
+from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.models.shared.places import place_of
 from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.nets import Network
@@ -69,7 +69,7 @@ class _Improper(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
-        if open_latent(msg) and isinstance(base_of(fn), dist.ImproperUniform):
+        if is_unset_latent(msg) and isinstance(base_of(fn), dist.ImproperUniform):
             transform = _bijection(fn)
             start = torch.zeros(transform.inverse_shape(fn.batch_shape + fn.event_shape))
             away = self.step * torch.arange(len(start))
@@ -98,7 +98,7 @@ class Decentered(Messenger):
         self.names = names
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] not in self.names or not open_latent(msg):
+        if msg["name"] not in self.names or not is_unset_latent(msg):
             return
         fn, base = msg["fn"], base_of(msg["fn"])
         standard = dist.Normal(torch.zeros_like(base.loc), torch.ones_like(base.scale))
@@ -146,7 +146,7 @@ class Freed(Messenger):
         self.names = names
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] not in self.names or not open_latent(msg):
+        if msg["name"] not in self.names or not is_unset_latent(msg):
             return
         fn, mask = msg["fn"], None
         if isinstance(fn, dist.MaskedDistribution):

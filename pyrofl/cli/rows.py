@@ -18,18 +18,18 @@ from pyrofl.experiments.options import (
 )
 
 
-def rows_of(names: Collection[str]) -> list[CommandOption]:
+def options_named(names: Collection[str]) -> list[CommandOption]:
     """Return the options of `pyrofl run` and similar commands with the given names."""
     return [row for name, row in options().items() if name in names]
 
 
-RUNS = CommandOption("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
-SCORE = CommandOption(
+RUN_FOLDER = CommandOption("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
+SCORE_OPTION = CommandOption(
     "--by",
     choice(RowScore),
     "Score to compare by (default: accuracy, or error where the target is numeric).",
 )
-PREDICT: tuple[CommandOption, ...] = (
+PREDICT_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption(
         "folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."
     ),
@@ -66,7 +66,7 @@ PREDICT: tuple[CommandOption, ...] = (
     ),
     CommandOption("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
-CONFORMAL: tuple[CommandOption, ...] = (
+CONFORMAL_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption("folder DIR", PATH, "Output directory of pyrofl run."),
     CommandOption(
         "--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1
@@ -83,22 +83,22 @@ CONFORMAL: tuple[CommandOption, ...] = (
         "Build sets without randomization: they are larger and never empty.",
         False,
     ),
-    *(row for row in PREDICT if row.flag in ("--model", "--net", "--draws")),
+    *(row for row in PREDICT_OPTIONS if row.flag in ("--model", "--net", "--draws")),
 )
-LISTED = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
-SECTION = CommandOption(
+LIST_SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
+LIST_SECTION_ARGUMENT = CommandOption(
     "section SECTION",
-    {"nargs": "?", "choices": (*LISTED, "settings")},
-    f"What to list: {', '.join(LISTED)} or settings (default: a short list of each).",
+    {"nargs": "?", "choices": (*LIST_SECTIONS, "settings")},
+    f"What to list: {', '.join(LIST_SECTIONS)} or settings (default: a short list of each).",
 )
-METHOD = CommandOption("method METHOD", TEXT, "Method (see pyrofl list methods).")
-ONE = CommandOption(
+METHOD_ARGUMENT = CommandOption("method METHOD", TEXT, "Method (see pyrofl list methods).")
+METHOD_TO_FIT = CommandOption(
     "methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods)."
 )
-SEVERAL = CommandOption(
+METHODS_TO_FIT = CommandOption(
     "methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", []
 )
-COURSE = (
+COURSE_OPTIONS = (
     CommandOption("out OUT", PATH, "New or empty folder for the course."),
     CommandOption(
         "--no-figures",
@@ -107,19 +107,21 @@ COURSE = (
         False,
     ),
 )
-FIGURE = CommandOption("--out FIG.png", REQUIRED, "Output file of the figure.")
-CONFIG = CommandOption(
+FIGURE_FILE_OPTION = CommandOption("--out FIG.png", REQUIRED, "Output file of the figure.")
+CONFIG_OPTION = CommandOption(
     "--config FILE",
     PATH,
     "YAML file with options, or a run.json; options on the command line override it.",
 )
-OF_DATA = {n for n, row in options().items() if row.section in [*SECTIONS.values()][:3]}
-OF_TUNING = {n for n, row in options().items() if row.section == SECTIONS["seeds"]}
-OF_RUN = options().keys() - OF_TUNING
-UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
-UNTUNED |= {"save_predictions", "log", "seeds", "tune", "checkpoint_every"}
-QUESTION = CommandOption("--question TEXT", TEXT, "Title of the report (default: from the model).")
-REGRESS: tuple[CommandOption, ...] = (
+DATA_OPTION_NAMES = {n for n, row in options().items() if row.section in [*SECTIONS.values()][:3]}
+SEEDS_OPTION_NAMES = {n for n, row in options().items() if row.section == SECTIONS["seeds"]}
+RUN_OPTION_NAMES = options().keys() - SEEDS_OPTION_NAMES
+OPTIONS_TUNE_LACKS = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
+OPTIONS_TUNE_LACKS |= {"save_predictions", "log", "seeds", "tune", "checkpoint_every"}
+REPORT_TITLE_OPTION = CommandOption(
+    "--question TEXT", TEXT, "Title of the report (default: from the model)."
+)
+REGRESS_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),
     CommandOption(
         "--data csv:PATH",
@@ -156,7 +158,7 @@ REGRESS: tuple[CommandOption, ...] = (
     options()["posterior_draws"]._replace(
         kind=COUNT, text="Number of posterior draws.", default=4000
     ),
-    QUESTION,
+    REPORT_TITLE_OPTION,
     CommandOption("--out DIR", PATH, "Output directory (default: runs/regression-SEED)."),
     options()["overwrite"],
     options()["quiet"],

@@ -17,7 +17,7 @@ from pyrofl.data.roster import Cohort
 from pyrofl.plates import plate
 from pyrofl.tensors import cut
 
-ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
+ROW_FIELDS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
@@ -96,13 +96,15 @@ class Batch:
         """Return the batch restricted to the given clients, in the given order."""
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
-        tensors = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
+        tensors = {
+            n: v for n in (*ROW_FIELDS, "size", "ids") if (v := getattr(self, n)) is not None
+        }
         rows: dict[str, Any] = cut(tensors, clients)
         return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
         """Yield a batch [C, B] for each of T steps, from batches stacked over steps [T, C, B]."""
-        tensors = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
+        tensors = {n: v.unbind() for n in ROW_FIELDS if (v := getattr(self, n)) is not None}
         for scale, *rows in zip(self._share.unbind(), *tensors.values(), strict=True):
             one: dict[str, Any] = dict(zip(tensors, rows, strict=True))
             one["known_scale"] = RowScale(one["mask"], self.size, one.get("weights"), scale)

@@ -17,7 +17,7 @@ from io import TextIOWrapper
 from typing import Protocol
 
 REFUSED, FAILED, UNLEARNED, INTERRUPTED = 2, 3, 4, 130
-LONGEST = 900  # characters of an error line
+MAX_LINE_CHARACTERS = 900  # characters of an error line
 TRACEBACK = "PYROFL_TRACEBACK"  # set to 1, it shows where an error was raised
 
 
@@ -121,9 +121,9 @@ def complaint(message: str) -> str:
     >>> complaint("too few\n  rows \x1b[2J")
     'pyrofl: error: too few rows \\x1b[2J\n'
     """
-    line = " ".join(_cut(word, LONGEST // 4) for word in message.split())
+    line = " ".join(_cut(word, MAX_LINE_CHARACTERS // 4) for word in message.split())
     seen = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-    return f"pyrofl: error: {_cut(seen, LONGEST)}\n"
+    return f"pyrofl: error: {_cut(seen, MAX_LINE_CHARACTERS)}\n"
 
 
 def _cut(text: str, most: int) -> str:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("partition", "curves", "convergence", "watched", "clients", "reliability", "confidence")
-LAST = run_json.NAME  # where it is all tables are too
-TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
+LAST = run_json.RUN_FILE  # where it is all tables are too
+TABLES = ("metrics.csv", "clients.csv", rows.ROWS_FILE, "posterior.nc")
 PAGE = "report.html"  # by the command report
 RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 

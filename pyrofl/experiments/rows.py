@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pandas import DataFrame
 
-NAME = "rows.csv"
+ROWS_FILE = "rows.csv"
 COLUMNS = ("population", "client", "row", "model", "adaptation", "y", "log_score")
-MOST = 1_000_000  # numbers that are written unasked
+MAX_WRITTEN_NUMBERS = 1_000_000  # numbers that are written unasked
 LOSSES: tuple[RowScore, ...] = ("error", "crps")  # the smaller, the better
 Model = tuple[str, str, str]
 """Method, view, and how it was adapted."""
@@ -35,10 +35,10 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
     selected = [s for s in scores if s.population != "pooled" and s.predicted is not None]
     if (
         experiment.save_predictions
-        or sum(s.predicted.mean.numel() for s in selected if s.predicted) <= MOST
+        or sum(s.predicted.mean.numel() for s in selected if s.predicted) <= MAX_WRITTEN_NUMBERS
     ):
         columns, lines = _table(data, selected)
-        run_folder.write_csv(folder / NAME, columns, lines, is_private=True)
+        run_folder.write_csv(folder / ROWS_FILE, columns, lines, is_private=True)
 
 
 def of_run(data: Federation, scores: list[Scores]) -> DataFrame:
@@ -83,7 +83,7 @@ def read(folder: Path) -> DataFrame:
     """Read a run's predictions of single rows (rows.csv), restricted to the training clients."""
     from pandas import read_csv
 
-    path = folder / NAME
+    path = folder / ROWS_FILE
     if not path.is_file():
         raise ValueError(
             f"{path} does not exist; run again with --save-predictions --overwrite (files of more "
@@ -124,7 +124,7 @@ def chosen(table: DataFrame, by: RowScore | None) -> RowScore:
         kind = "classes" if classes else "numbers"
         raise ValueError(f"--by is {by}, and {kind} are predicted; expected {' or '.join(fits)}")
     if by == "crps" and not has_crps(table):
-        raise ValueError(f"--by is crps, which {NAME} lacks; expected error or log_score")
+        raise ValueError(f"--by is crps, which {ROWS_FILE} lacks; expected error or log_score")
     meanless = not classes and bool(table["prediction"].isna().any())
     return by or fits[meanless]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plates"]
 
-WIDE, TALL = 2.35, 1.15  # inches from one node to the next
+NODE_WIDTH, NODE_HEIGHT = 2.35, 1.15  # inches from one node to the next
 PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
 SEEN = "#d9d9d9"
 TENSORS = {"server": "the server's", "client": "kept by the client"}  # kind -> in the legend
@@ -62,10 +62,10 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     columns = 1 + max(node.column for node in nodes)
     tall = max(Counter(node.column for node in nodes).values())
     more = style.pt(1) ** 0.5  # as texts have to fit into the nodes
-    size = (more * (WIDE * columns + 0.4), more * (TALL * tall + 1.3))
+    size = (more * (NODE_WIDTH * columns + 0.4), more * (NODE_HEIGHT * tall + 1.3))
     figure, axes = style.one_panel(*size, ax, grid=None)
-    axes.set_xlim(-0.6 * WIDE, (columns - 0.4) * WIDE)
-    axes.set_ylim(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55)
+    axes.set_xlim(-0.6 * NODE_WIDTH, (columns - 0.4) * NODE_WIDTH)
+    axes.set_ylim(-0.75 - NODE_HEIGHT * tall / 2, NODE_HEIGHT * tall / 2 + 0.55)
     axes.set_axis_off()
     for depth, (name, words) in enumerate(PLATES.items()):
         _box(axes, [n for n in nodes if name in n.plates], words, depth)
@@ -135,7 +135,7 @@ def _spread_out(nodes: Iterable[Node]) -> None:
     for column in {node.column for node in nodes}:
         own = sorted((i for i, n in enumerate(nodes) if n.column == column), key=lambda i: reach[i])
         for place, i in enumerate(own):
-            nodes[i].at = (WIDE * column, TALL * ((len(own) - 1) / 2 - place))
+            nodes[i].at = (NODE_WIDTH * column, NODE_HEIGHT * ((len(own) - 1) / 2 - place))
 
 
 def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
@@ -148,7 +148,7 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
     low, high = axes.get_ylim()
     low, high = low + 0.05 + 0.28 * depth, high - 0.05 - 0.14 * depth
     pad = 0.56 - 0.09 * depth
-    corner, size = (left - pad * WIDE, low), (right - left + 2 * pad * WIDE, high - low)
+    corner, size = (left - pad * NODE_WIDTH, low), (right - left + 2 * pad * NODE_WIDTH, high - low)
     look: dict[str, Any] = {"fc": "none", "ec": "#666666", "lw": 1.2}
     shape = "round,pad=0,rounding_size=0.12"
     axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=shape, **look))
@@ -159,7 +159,10 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
     """Draw an arrow between two nodes of a model diagram, bent if it passes another column."""
     far = child.column - parent.column > 1
-    start, end = (parent.at[0] + 0.4 * WIDE, parent.at[1]), (child.at[0] - 0.4 * WIDE, child.at[1])
+    start, end = (
+        (parent.at[0] + 0.4 * NODE_WIDTH, parent.at[1]),
+        (child.at[0] - 0.4 * NODE_WIDTH, child.at[1]),
+    )
     look = {"arrowstyle": "-|>", "color": "#444444", "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
     above, level = parent.at[1] > child.at[1], parent.at[1] == child.at[1]
     bend = 0.5 if level else -0.28 if above else 0.28
@@ -172,7 +175,7 @@ def _draw(axes: Axes, node: Node) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     tensor = node.kind in TENSORS
-    wide, tall = 0.8 * WIDE, 0.66 * TALL
+    wide, tall = 0.8 * NODE_WIDTH, 0.66 * NODE_HEIGHT
     face, edge = _colors(node)
     shape = f"round,pad=0,rounding_size={0.02 if tensor else 0.36}"
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["data_flow"]
 
-WIDE = 9.6  # inches
+FIGURE_WIDTH = 9.6  # inches
 LINE, ARROW = 0.23, 0.47  # inches from one line of text, or one arrow, to the next
 SERVER, CLIENT = (0.05, 2.75), (6.75, 9.45)  # ends of the boxes, in inches
-MOST = 6  # parts that a list names
-LEAST = 1_000  # bytes of the widest arrow, at least
+MAX_LISTED_PARTS = 6  # parts that a list names
+MIN_ARROW_BYTES = 1_000  # bytes of the widest arrow, at least
 LETTERS = 26  # of the name of a part
 UP, DOWN = COLORS[1], COLORS[0]
 
@@ -47,8 +47,8 @@ def data_flow(flow: Any, ax: Axes | None = None) -> Figure:
     arrows = sum(LINE + 0.12 + ARROW * max(1, len(of)) for _, of in messages)
     tall = max(lines, arrows) + 0.5
     more = style.pt(1) ** 0.5  # as texts have to fit into the boxes
-    figure, axes = style.one_panel(more * WIDE, more * tall, ax, grid=None)
-    axes.set(xlim=(0, WIDE), ylim=(0, tall))
+    figure, axes = style.one_panel(more * FIGURE_WIDTH, more * tall, ax, grid=None)
+    axes.set(xlim=(0, FIGURE_WIDTH), ylim=(0, tall))
     axes.set_axis_off()
     clients = f"Each of {flow.clients:,} clients" if flow.clients > 1 else "One client"
     _box(axes, SERVER, tall, "Server", here, DOWN)
@@ -67,7 +67,7 @@ def data_flow(flow: Any, ax: Axes | None = None) -> Figure:
 
 def _arrows(parts: Sequence[Any], color: str) -> list[tuple[str, int, Sequence[int], str]]:
     """Return name, numbers, bytes of each client and color of the arrow of each part."""
-    shown, rest = parts[:MOST], parts[MOST:]
+    shown, rest = parts[:MAX_LISTED_PARTS], parts[MAX_LISTED_PARTS:]
     arrows = [(style.short(p.role, 34), p.numbers, p.bytes, color) for p in shown]
     if rest:
         numbers = sum(part.numbers for part in rest)
@@ -77,7 +77,7 @@ def _arrows(parts: Sequence[Any], color: str) -> list[tuple[str, int, Sequence[i
 
 def _listed(parts: Sequence[Any]) -> list[str]:
     """Return a line for each part with its numbers; the last line counts those without room."""
-    shown = parts if len(parts) <= MOST else parts[: MOST - 1]
+    shown = parts if len(parts) <= MAX_LISTED_PARTS else parts[: MAX_LISTED_PARTS - 1]
     texts = []
     for part in shown:
         each = ", for all clients" if part.per_client else ""
@@ -151,7 +151,7 @@ def _messages(axes: Axes, top: float, title: str, parts: Sequence[Any], most: in
     top -= LINE + 0.12
     for name, numbers, sizes, color in parts:
         ends = (left, right) if color == DOWN else (right, left)
-        wide = 1 + 5 * max(sizes) / max(most, LEAST)
+        wide = 1 + 5 * max(sizes) / max(most, MIN_ARROW_BYTES)
         arrow = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": color, "lw": wide}
         arrow |= {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
         axes.annotate("", (ends[1], top - 0.2), (ends[0], top - 0.2), arrowprops=arrow)

@@ -24,7 +24,7 @@ MOST_LETTERS = 16  # of the name of a dot
 ENDS = ("mean", "low", "high")
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
 GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
-NEAR = "gray: differences below 0.2 sds, ratios within 15%"
+GRAY_NOTE = "gray: differences below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> Figure:
@@ -68,11 +68,11 @@ def _note(table: Any) -> str:
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
     agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: difference and ratio in gray"
     if "error" not in table:
-        return f"{agree}\n{NEAR}"
+        return f"{agree}\n{GRAY_NOTE}"
     error = float(table["error"].median())
     few = "too few draws: " if error > TARGETS["difference"][1] else ""
     agree = "" if few else f"{agree}\n"
-    return f"{agree}{NEAR}\n{few}Monte Carlo error of a difference: {error:.2g} sds"
+    return f"{agree}{GRAY_NOTE}\n{few}Monte Carlo error of a difference: {error:.2g} sds"
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:

@@ -29,13 +29,16 @@ __all__ += ["theme", "watched"]
 FEWEST, SMALLEST = 25, 0.02
 
 MANY = 12  # methods that are drawn in the order of their scores
-MOST, LATE = 6, 5  # sites with a color of their own: those that moved most in the last rounds
+MAX_COLORED_SITES, LATE_ROUNDS = (
+    6,
+    5,
+)  # sites with a color of their own: those that moved most in the last rounds
 PARTS = {  # what moved -> its unit and its kind of line
     "mean": ("standard deviations", "-"),
     "sd": ("standard deviations", "--"),
     "norm": ("fraction of its norm", "-"),
 }
-SMALL = "converged range"
+CONVERGED_RANGE = "converged range"
 HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest number there is
 
 
@@ -120,9 +123,9 @@ def convergence(run: Any) -> Figure:
         why = f"the run moved nothing that is known ({verdict})"
         raise ValueError(f"{why}; expected an aggregation")
     moved["small"] = moved["part"].map(verdict.small)
-    late = moved[moved["round"] > moved["round"].max() - LATE]
+    late = moved[moved["round"] > moved["round"].max() - LATE_ROUNDS]
     far = (late["value"] / late["small"]).groupby(late["site"], sort=False).mean()
-    first = list(far.sort_values(ascending=False, kind="stable").index[:MOST])
+    first = list(far.sort_values(ascending=False, kind="stable").index[:MAX_COLORED_SITES])
     looks = {n: look | {"marker": None} for n, look in styles(map(style.plain, first)).items()}
     units = moved["part"].map(lambda part: PARTS[part][0])
     figure, grid = panels(units.nunique(), 2, 5.8 if units.nunique() == 1 else 4.6, 3.8, (0, 0.5))
@@ -138,12 +141,14 @@ def convergence(run: Any) -> Figure:
             axes.plot(points["round"], seen, label=name, **look)
         axes.set_yscale("log")
         small, low = part["small"].iloc[0], min(axes.get_ylim()[0], part["small"].iloc[0] / 2)
-        axes.axhspan(low, small, color=style.COLORS[2], alpha=0.12, lw=0, label=SMALL)
+        axes.axhspan(low, small, color=style.COLORS[2], alpha=0.12, lw=0, label=CONVERGED_RANGE)
         axes.set_ylim(low, None)
         axes.set_ylabel(f"change per round\n({unit})")
         style.mark_rounds(axes.xaxis)
     notes = ["solid: means; dashed: standard deviations"] * ("sd" in set(moved["part"]))
-    notes += [f"gray: {len(far) - MOST} that moved less"] * (len(far) > MOST)
+    notes += [f"gray: {len(far) - MAX_COLORED_SITES} that moved less"] * (
+        len(far) > MAX_COLORED_SITES
+    )
     return with_legend(figure, grid, looks, "; ".join(notes), title=_capital(str(verdict)))
 
 
@@ -275,7 +280,7 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     last = table.groupby("setting", sort=False).last()
     order = last.sort_values(["rounds", "score"], ascending=[False, metric != "accuracy"])
     first = sorted(order.index, key=lambda name: not bool(last.loc[name, "chosen"]))
-    looks = styles(map(style.plain, first), MOST)
+    looks = styles(map(style.plain, first), MAX_COLORED_SITES)
     for name, points in table.groupby("setting", sort=False):
         label = style.plain(name)
         axes.plot(points["rounds"], points["score"], label=label, **looks[label])

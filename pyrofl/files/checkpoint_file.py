@@ -29,7 +29,9 @@ ENTRY = "pyrofl"
 HASH = b'{\\"sha256\\": \\"'  # as it stands in the header: JSON inside JSON
 BLANK = "0" * 64  # in place of the hash while it is computed
 BLOCK = 2**20  # bytes that are hashed at once
-LONG = 99  # numbers in a list from which on it is a tensor: safetensors limits the header's size
+MIN_TENSOR_NUMBERS = (
+    99  # numbers in a list from which on it is a tensor: safetensors limits the header's size
+)
 KINDS: dict[str, Callable[[Any], Any]] = {
     "@tuple": tuple,
     "@numbers": Tensor.tolist,
@@ -155,7 +157,11 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {f"@{n}" if n.startswith("@") else n: v for n, v in below.items()}
     if isinstance(value, tuple):
         return {"@tuple": _encode(list(value), path, tensors)}
-    if isinstance(value, list) and len(value) > LONG and all(type(v) is int for v in value):
+    if (
+        isinstance(value, list)
+        and len(value) > MIN_TENSOR_NUMBERS
+        and all(type(v) is int for v in value)
+    ):
         return {"@numbers": _encode(torch.tensor(value), path, tensors)}
     if isinstance(value, list):
         return [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]

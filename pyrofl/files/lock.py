@@ -14,29 +14,35 @@ from typing import Any
 
 from pyrofl.files.own_files import open_own
 
-NAME = ".lock"
-LONGEST = 4096  # bytes of a lock that are read
+LOCK_FILE = ".lock"
+MAX_LOCK_BYTES = 4096  # bytes of a lock that are read
 
 
 @contextmanager
-def locked(folder: str | Path) -> Iterator[str]:
+def lock_folder(folder: str | Path) -> Iterator[str]:
     """Lock a folder; yield a message if a previous process died holding the lock, else "".
 
     The lock goes with the process, however that ends. Systems without `fcntl` have none. A folder
     is refused if another process holds it, or one of another host has left its lock there.
     """
-    path = Path(folder, NAME)
-    handle = _taken(path)
+    path = Path(folder, LOCK_FILE)
+    handle = _open_and_lock(path)
     try:
         holder = _holder(handle)
         if holder and holder["host"] != socket.gethostname():
-            raise ValueError(f"{_in_use(path, holder)}, or {path} removed if that process is over")
+            raise ValueError(
+                f"{_in_use_message(path, holder)}, or {path} removed if that process is over"
+            )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(mine).encode(), 0)
         try:
-            yield f"{path.parent} was left by {_told(holder)}, which is dead" if holder else ""
+            yield (
+                f"{path.parent} was left by {_describe_holder(holder)}, which is dead"
+                if holder
+                else ""
+            )
         finally:
             with suppress(OSError):
                 path.unlink()
@@ -44,7 +50,7 @@ def locked(folder: str | Path) -> Iterator[str]:
         os.close(handle)
 
 
-def _taken(path: Path) -> int:
+def _open_and_lock(path: Path) -> int:
     """Open and lock a folder's lock file; return its handle; raise ValueError if it is in use."""
     while True:
         try:
@@ -52,8 +58,8 @@ def _taken(path: Path) -> int:
         except OSError as error:
             raise ValueError(f"{path} cannot be made: {error.strerror}") from error
         try:
-            if not _lock(handle):
-                raise ValueError(_in_use(path, _holder(handle)))
+            if not _try_lock(handle):
+                raise ValueError(_in_use_message(path, _holder(handle)))
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.lstat(path)):
                     return handle
@@ -63,7 +69,7 @@ def _taken(path: Path) -> int:
         os.close(handle)
 
 
-def _lock(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     """Lock a file; return False if another process holds it, True if the system has no locks."""
     try:
         fcntl: Any = import_module("fcntl")
@@ -79,15 +85,15 @@ def _holder(handle: int) -> dict[str, Any] | None:
     """Return the process recorded in a lock file; None if it is empty or not a run's lock."""
     os.lseek(handle, 0, os.SEEK_SET)
     with suppress(ValueError, KeyError, TypeError):
-        holder = json.loads(os.read(handle, LONGEST))
+        holder = json.loads(os.read(handle, MAX_LOCK_BYTES))
         return {name: holder[name] for name in ("host", "pid", "since")}
     return None
 
 
-def _told(holder: dict[str, Any] | None) -> str:
+def _describe_holder(holder: dict[str, Any] | None) -> str:
     template = "process {pid} on {host} since {since}"
     return template.format(**holder) if holder else "another process"
 
 
-def _in_use(path: Path, holder: dict[str, Any] | None) -> str:
-    return f"{path.parent} is in use by {_told(holder)}; expected another folder"
+def _in_use_message(path: Path, holder: dict[str, Any] | None) -> str:
+    return f"{path.parent} is in use by {_describe_holder(holder)}; expected another folder"

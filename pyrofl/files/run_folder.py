@@ -42,7 +42,7 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot write to {parent}; expected a writable directory")
     present = [] if overwrite or parent != path else sorted(p.name for p in path.iterdir())
-    own = f"{HALF}|{re.escape(lock.NAME)}|{holding}"
+    own = f"{HALF}|{re.escape(lock.LOCK_FILE)}|{holding}"
     if strange := [name for name in present if not re.fullmatch(own, name)]:
         raise ValueError(
             f"{path} is not empty, it holds {strange[0]}; expected an empty directory or overwrite"

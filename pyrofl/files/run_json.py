@@ -15,7 +15,7 @@ from typing import Any
 
 from pyrofl.files.run_folder import CHECKPOINT, write_json
 
-NAME = "run.json"
+RUN_FILE = "run.json"
 HASHES = "hashes"  # entry of run.json: name of a file -> its hash
 SHOWN = 12  # characters of a hash in messages
 
@@ -34,7 +34,7 @@ def write(
     there = {name: path for name in names if (path := folder / name).is_file()}
     hashes = {name: _of_file(path) for name, path in there.items()}
     hashes |= {CHECKPOINT: of_facts(settings)} if settings else {}
-    write_json(folder / NAME, {**facts, HASHES: {NAME: of_facts(facts), **hashes}})
+    write_json(folder / RUN_FILE, {**facts, HASHES: {RUN_FILE: of_facts(facts), **hashes}})
 
 
 def read(path: Path, tables: bool = False) -> Any:
@@ -55,9 +55,9 @@ def read(path: Path, tables: bool = False) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     hashes = facts.pop(HASHES, {}) if isinstance(facts, dict) else {}
-    hashes = hashes if isinstance(hashes, dict) else {NAME: hashes}
-    current_hashes = {NAME: of_facts(facts)} if NAME in hashes else {}
-    for name in hashes.keys() - {NAME, CHECKPOINT} if tables else ():
+    hashes = hashes if isinstance(hashes, dict) else {RUN_FILE: hashes}
+    current_hashes = {RUN_FILE: of_facts(facts)} if RUN_FILE in hashes else {}
+    for name in hashes.keys() - {RUN_FILE, CHECKPOINT} if tables else ():
         if Path(name).name == name and (file := path.with_name(name)).is_file():
             current_hashes[name] = _of_file(file)
     for name, now in sorted(current_hashes.items()):
@@ -65,7 +65,7 @@ def read(path: Path, tables: bool = False) -> Any:
             raise ValueError(
                 f"{path.with_name(name)} was altered or cut off after the run wrote it (its hash "
                 f"is {now[:SHOWN]}, and was {str(was)[:SHOWN]}); restore the file, or run again "
-                f"with --overwrite; after an edit of your own, remove {HASHES!r} from {NAME}"
+                f"with --overwrite; after an edit of your own, remove {HASHES!r} from {RUN_FILE}"
             )
     return facts
 
@@ -75,7 +75,7 @@ def refuse_other_checkpoint(folder: Path, settings: Mapping[str, Any], number: i
 
     A run that was resumed and interrupted has a checkpoint of a later round than run.json.
     """
-    path = folder / NAME
+    path = folder / RUN_FILE
     try:
         facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         was, rounds = facts[HASHES][CHECKPOINT], int(facts["rounds"])

@@ -21,14 +21,14 @@ from pyrofl.files.own_files import append
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project
-from pyrofl.flower.registry import WHOSE
-from pyrofl.flower.site import answered
+from pyrofl.flower.registry import NODES_FILE
+from pyrofl.flower.site import reply_or_refuse
 from pyrofl.inference.transport.records import Records, deserialize, serialize
 from pyrofl.inference.transport.wire import plain
 
-PULL = 0.25  # seconds between two looks for replies
-TOLD_WITHIN = 60.0  # seconds after which a message without a reply expires
-LOG = "server.log"
+REPLY_CHECK_INTERVAL = 0.25  # seconds between two looks for replies
+MESSAGE_LIFETIME = 60.0  # seconds after which a message without a reply expires
+LOG_FILE = "server.log"
 ODD_MODS = {
     "LocalDpMod": "it clips and adds noise to replies as if they were weights of a network",
     "fixedclipping_mod": "it clips replies as if they were changes of weights",
@@ -89,7 +89,7 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
         site = {n: node.get(n, "") for n in ("name", "project", "data", "state")}
         least = int(node.get("min-scored-rows", MIN_SCORED_ROWS))
         own = {**site, "rejoin": node.get("rejoin") == "yes", "min_scored_rows": least or None}
-        answers = answered(own, from_record(message.content))
+        answers = reply_or_refuse(own, from_record(message.content))
         return modules["app"].Message(to_record(answers), reply_to=message)
 
     return app
@@ -116,12 +116,12 @@ class GridTransport:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and not reply.has_error():
                     answers[node] = _read(reply.content)
-            time.sleep(PULL)
+            time.sleep(REPLY_CHECK_INTERVAL)
         return answers
 
     def tell(self, messages: Mapping[int, Records]) -> None:
         """Send messages to Flower nodes without waiting for replies."""
-        self._sent(messages, TOLD_WITHIN)
+        self._sent(messages, MESSAGE_LIFETIME)
 
     def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
         """Send messages to nodes that expire after the timeout; return the messages' ids."""
@@ -152,10 +152,10 @@ def server_app() -> Any:
         out.mkdir(parents=True, exist_ok=True)
         end = Path(str(config["end"]) or out / "end.json")
         how = sites, int(config["least"]) or sites, float(config["timeout"])
-        nodes = end.with_name(WHOSE)  # node -> the site whose key it has
+        nodes = end.with_name(NODES_FILE)  # node -> the site whose key it has
         node_names = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
         whose = node_names and {int(node): name for node, name in node_names.items()}
-        say = partial(_say, out / LOG)
+        say = partial(_say, out / LOG_FILE)
         write_json(end, _ended(project, out, GridTransport(grid), ServerSettings(*how, whose), say))
 
     return app

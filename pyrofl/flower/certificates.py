@@ -11,8 +11,8 @@ from itertools import count
 
 from pyrofl.experiments.console import tell
 
-PATIENCE = 10.0  # seconds that a server has to answer
-AGAIN = 1.0  # seconds between two tries
+SERVER_TIMEOUT = 10.0  # seconds that a server has to answer
+RETRY_INTERVAL = 1.0  # seconds between two tries
 
 
 def wait_for_server(address: str, ca: str | None) -> None:
@@ -23,19 +23,19 @@ def wait_for_server(address: str, ca: str | None) -> None:
             if ca:
                 refuse_unproven(host, int(port), ca)
             else:
-                socket.create_connection((host, int(port)), PATIENCE).close()
+                socket.create_connection((host, int(port)), SERVER_TIMEOUT).close()
             return
         except OSError as error:
             if not tries:
                 tell(f"no server answers at {address} yet ({error.strerror or error}); waiting\n")
-            time.sleep(AGAIN)
+            time.sleep(RETRY_INTERVAL)
 
 
 def refuse_unproven(host: str, port: int, ca: str) -> None:
     """Raise an error if the server does not present a valid TLS certificate."""
     trusted = _trusting(ca)
     with _refused(f"the server at {host}:{port}", ca):
-        plain = socket.create_connection((host, port), PATIENCE)
+        plain = socket.create_connection((host, port), SERVER_TIMEOUT)
         with plain, trusted.wrap_socket(plain, server_hostname=host):
             pass
 

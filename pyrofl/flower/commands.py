@@ -20,7 +20,7 @@ from pyrofl.data.frames import Tables
 from pyrofl.experiments import console
 from pyrofl.experiments.console import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.flower.certificates import refuse_certificate, wait_for_server
 from pyrofl.flower.processes import (
     CONNECTION,
@@ -33,21 +33,24 @@ from pyrofl.flower.processes import (
     words_of,
 )
 from pyrofl.flower.project import Project
-from pyrofl.flower.registry import WHOSE
+from pyrofl.flower.registry import NODES_FILE
 from pyrofl.flower.rows import rows_of
-from pyrofl.flower.site import LOG as LOG_OF_SITE
-from pyrofl.flower.site import OVER, REFUSED
-from pyrofl.flower.tables import arguments, tables_of
+from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
+from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE
+from pyrofl.flower.tables import read_site_tables, regression_arguments
 from pyrofl.models.regression.remote import RegressionServer
 
-LOG, HOME, STATES = "server.log", "flower", "sites"
-KEYS = "keys.json"  # public key -> node
+LOG_FILE, FLOWER_FOLDER, SITES_FOLDER = "server.log", "flower", "sites"
+KEYS_FILE = "keys.json"  # public key -> node
 LOOPBACK = "127.0.0.1"
-LOOK = 0.25  # seconds between two looks at how far the server is
-LAPSE = 60.0  # seconds after which a node that ended had been accepted
-PAUSE, TRIES = 10.0, 8  # a node that was killed is known to the server for about a minute
+PROGRESS_INTERVAL = 0.25  # seconds between two looks at how far the server is
+NODE_LAPSE = 60.0  # seconds after which a node that ended had been accepted
+RECONNECT_PAUSE, MAX_RECONNECTS = (
+    10.0,
+    8,
+)  # a node that was killed is known to the server for about a minute
 LOCKED_OUT = "does not let in the node of"
-ASKED = 30.0  # seconds between two questions whether the run still goes on
+RUN_CHECK_INTERVAL = 30.0  # seconds between two questions whether the run still goes on
 
 
 def new(args: Namespace) -> None:
@@ -72,11 +75,11 @@ def up(args: Namespace) -> None:
         read(project, str(file), file.stem)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
-    with process_group(out / HOME) as group, ending(partial(kept, out)):
+    with process_group(out / FLOWER_FOLDER) as group, ending(partial(kept, out)):
         port = serve_on(group, LOOPBACK, free_port(), [])
         connect(group.home, f"{LOOPBACK}:{port}")
         for file in files[: args.sites]:
-            data, state = str(file.absolute()), str(out / STATES / file.stem)
+            data, state = str(file.absolute()), str(out / SITES_FOLDER / file.stem)
             node = {"name": file.stem, "project": str(project.folder.absolute())}
             node |= {"data": data, "state": state}
             start_node(group, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
@@ -98,7 +101,7 @@ def serve(args: Namespace) -> None:
     check(project, args.sites)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
-    with process_group(out / HOME) as group, ending(partial(kept, out)):
+    with process_group(out / FLOWER_FOLDER) as group, ending(partial(kept, out)):
         serve_on(group, args.host, args.port, [*safe, *kept_by(group)])
         connect(group.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
         register(group, keys)
@@ -111,7 +114,7 @@ def check(project: Project, sites: int) -> None:
     """Build the methods of a study; raise ValueError if they cannot be built."""
     if project.formula:
         names = [f"site {number}" for number in range(sites)]
-        RegressionServer(project.formula, names, **arguments(project))
+        RegressionServer(project.formula, names, **regression_arguments(project))
     else:
         project.build(sites, server=True)
 
@@ -119,7 +122,7 @@ def check(project: Project, sites: int) -> None:
 def read(project: Project, path: str, name: str) -> Federation | Tables:
     """Read a site's rows, or for a regression its tables."""
     if project.formula:
-        return tables_of(project, path, name)
+        return read_site_tables(project, path, name)
     return rows_of(project, path, name)
 
 
@@ -158,7 +161,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
 
     `flwr supernode list` shows neither names nor keys, so both are recorded here.
     """
-    file = group.home / KEYS
+    file = group.home / KEYS_FILE
     node_numbers = (
         json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     )  # key -> node
@@ -169,7 +172,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
             node_numbers[own] = response["node-id"]
             run_folder.write_json(file, node_numbers)
     whose = {node_numbers[key.read_text(encoding="utf-8")]: key.stem for key in keys}
-    run_folder.write_json(group.home / WHOSE, whose)
+    run_folder.write_json(group.home / NODES_FILE, whose)
 
 
 def join(args: Namespace) -> None:
@@ -191,8 +194,8 @@ def join(args: Namespace) -> None:
         return
     program("flower-supernode")
     run_folder.prepare(state, overwrite=True)
-    with locked(state), process_group(state / HOME) as group:
-        log, tries, before = state / LOG_OF_SITE, TRIES, ""
+    with lock_folder(state), process_group(state / FLOWER_FOLDER) as group:
+        log, tries, before = state / LOG_OF_SITE, MAX_RECONNECTS, ""
         tell(f"{args.name} joins {args.server}; its log is {log}\n")
         while True:
             wait_for_server(args.server, args.ca)
@@ -200,17 +203,17 @@ def join(args: Namespace) -> None:
             process = start_node(group, args.name, args.server, node, safe)
             for what, text in followed_site(process, log, at):
                 tell(f"{text}\n")
-                if what == OVER:
+                if what == STUDY_COMPLETE:
                     return
-            if time.monotonic() - begun > LAPSE:  # it was in, so that it is worth another try
-                tries = TRIES
+            if time.monotonic() - begun > NODE_LAPSE:  # it was in, so that it is worth another try
+                tries = MAX_RECONNECTS
             why, tries = not_in(group, args, process.returncode), tries - 1
             if not tries:
                 raise Stopped(why, console.REFUSED if LOCKED_OUT in why else FAILED)
             if why != before:
-                tell(f"{why}; trying again for {tries * PAUSE:g} s\n")
+                tell(f"{why}; trying again for {tries * RECONNECT_PAUSE:g} s\n")
             before = why
-            time.sleep(PAUSE)
+            time.sleep(RECONNECT_PAUSE)
 
 
 def followed_site(
@@ -221,10 +224,10 @@ def followed_site(
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
             for line in file:
-                if match := re.search(rf" ({REFUSED}|{OVER}): (.+)", line):
+                if match := re.search(rf" ({REFUSAL}|{STUDY_COMPLETE}): (.+)", line):
                     yield match[1], match[2]
             at = file.tell()
-        time.sleep(LOOK)
+        time.sleep(PROGRESS_INTERVAL)
 
 
 def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
@@ -274,7 +277,7 @@ def start_node(
 def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
     """Submit a run to Flower and print the server's log; return exit code, error and tables."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
-    begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
+    begin = (out / LOG_FILE).stat().st_size if (out / LOG_FILE).exists() else 0
     settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": args.sites}
     settings |= {"least": args.min_sites or args.sites, "timeout": float(args.timeout)}
     settings |= {"end": str(end)}
@@ -295,8 +298,8 @@ def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) ->
     last_request = time.monotonic()
     while True:
         over = end.exists()
-        if (out / LOG).exists():
-            with open(out / LOG, encoding="utf-8") as file:
+        if (out / LOG_FILE).exists():
+            with open(out / LOG_FILE, encoding="utf-8") as file:
                 file.seek(at)
                 yield from file.read().splitlines()
                 at = file.tell()
@@ -304,12 +307,12 @@ def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) ->
             return
         if (code := group.running["superlink"].poll()) is not None:
             raise Stopped(f"Flower's server ended with {code}: {gone(group, out)}", FAILED)
-        if time.monotonic() - last_request > ASKED:
+        if time.monotonic() - last_request > RUN_CHECK_INTERVAL:
             last_request = time.monotonic()
             status = state(group, number)
             if status.startswith("finished") and not end.exists():
                 raise Stopped(f"the run ended ({status}): {gone(group, out)}", FAILED)
-        time.sleep(LOOK)
+        time.sleep(PROGRESS_INTERVAL)
 
 
 def state(group: ProcessGroup, number: str) -> str:
@@ -336,6 +339,6 @@ def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:
     show("\n\n".join(ended["tables"]), f"{out} holds all results")
     if ended["code"]:
         raise Stopped(str(ended["error"]), int(ended["code"]))
-    shutil.rmtree(out / HOME, ignore_errors=True)
+    shutil.rmtree(out / FLOWER_FOLDER, ignore_errors=True)
     if not args.quiet:
         tell(f"{out} holds a folder with tables and figures for each method\n")

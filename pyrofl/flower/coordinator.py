@@ -13,27 +13,27 @@ from typing import Any
 
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.experiments.methods import Scheduled
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import subfolder
 from pyrofl.files.run_folder import write_json
-from pyrofl.flower.project import REGRESSION, Project
+from pyrofl.flower.project import REGRESSION_METHOD, Project
 from pyrofl.flower.registry import Registry, Transport
 from pyrofl.flower.regression import agree_on
 from pyrofl.flower.regression_store import RegressionStore
 from pyrofl.flower.results import ResultStore
 from pyrofl.flower.site import (
-    ASK,
-    DRAWS,
-    LOST,
-    ORDER,
-    OVER,
-    PLAN,
-    REFUSED,
-    REPLY,
-    ROWS,
-    TOLD,
-    WEIGH,
-    WEIGHTS,
+    DRAWS_REQUEST,
+    EVALUATION_REPLY,
+    EVALUATION_REQUEST,
+    LARGEST_CLIENT_ROWS,
+    LIKELIHOOD_REPLY,
+    LIKELIHOOD_REQUEST,
+    LOST_STATE,
+    REFUSAL,
+    REGRESSION_PLAN,
+    STUDY_COMPLETE,
+    TRAINING_REPLY,
+    TRAINING_REQUEST,
     label,
 )
 from pyrofl.inference.definition.description import clients_part
@@ -47,10 +47,10 @@ from pyrofl.models.regression.remote import RegressionServer
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
 
-ROSTER = "sites.json"
-FAREWELL = 20.0  # seconds to inform sites of the end
-REPEATS = 3  # of a round with too few replies
-PAUSE = 0.5  # seconds between two checks for sites
+ROSTER_FILE = "sites.json"
+FAREWELL_TIMEOUT = 20.0  # seconds to inform sites of the end
+MAX_ROUND_REPEATS = 3  # of a round with too few replies
+SITE_CHECK_INTERVAL = 0.5  # seconds between two checks for sites
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def coordinate(
     out: Path,
     transport: Transport,
     settings: ServerSettings,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> dict[str, ResultStore]:
     """Run and evaluate the remaining rounds of a Flower study, and write tables and figures.
 
@@ -76,10 +76,10 @@ def coordinate(
     """
     with ExitStack() as held:
         out.mkdir(parents=True, exist_ok=True)
-        if dead := held.enter_context(locked(out)):
-            say(f"{dead}; taking it over")
-        register = Registry(project, transport, say, whose=settings.whose)
-        sites = _roster(out / ROSTER, register, settings)
+        if dead := held.enter_context(lock_folder(out)):
+            print_line(f"{dead}; taking it over")
+        register = Registry(project, transport, print_line, whose=settings.whose)
+        sites = _roster(out / ROSTER_FILE, register, settings)
         regression = None
         if project.formula:
 
@@ -88,11 +88,11 @@ def coordinate(
                 wait(register, len(sites), settings.timeout)
                 return exchange(register, messages, settings.timeout)
 
-            regression = agree_on(project, out, sites, send, say)
-        run = Rounds(project, out, register, settings, say, sites, regression)
+            regression = agree_on(project, out, sites, send, print_line)
+        run = Rounds(project, out, register, settings, print_line, sites, regression)
         while not run.over:
             run.step()
-        run.correct()
+        run.correct_draws()
         run.finish()
         return run.stores
 
@@ -129,7 +129,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
             there = ", ".join(sorted(register.sites)) or "none"
             message = f"{len(register.sites)} sites are there after {timeout:g} s ({there})"
             raise Stopped(f"{message}; expected {count} (--min-sites, --timeout)", FAILED)
-        time.sleep(PAUSE)
+        time.sleep(SITE_CHECK_INTERVAL)
         register.look()
 
 
@@ -142,12 +142,17 @@ class Rounds:
         out: Path,
         register: Registry,
         settings: ServerSettings,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         sites: Sites,
         regression: RegressionServer | None = None,
     ) -> None:
         """Start a new study in the folder `out`, or resume the study saved there."""
-        self.project, self.registry, self.settings, self.say = project, register, settings, say
+        self.project, self.registry, self.settings, self.print_line = (
+            project,
+            register,
+            settings,
+            print_line,
+        )
         if regression is not None:
             sites = _complete_sites(regression)
         self.sites, self._repeated, self._refused = sites, 0, dict[str, str]()
@@ -156,9 +161,9 @@ class Rounds:
         }
         self.plan = "" if regression is None else json.dumps(regression.plan)
         if regression is None:
-            self.methods, self.rows = _built(project, tuple(sizes.values()))
+            self.methods, self.rows = _build_methods(project, tuple(sizes.values()))
         else:
-            self.methods, self.rows = {REGRESSION: regression.method}, {}
+            self.methods, self.rows = {REGRESSION_METHOD: regression.method}, {}
         roster = list(sizes), list(sizes.values()), project.type, project.seed
         self.servers = {
             name: Server(method, *roster, state=subfolder(subfolder(out / name) / "server"))
@@ -169,7 +174,7 @@ class Rounds:
             self.stores = {n: ResultStore(*parts[n], server) for n, server in self.servers.items()}
         else:
             stores = {n: RegressionStore(*parts[n], server) for n, server in self.servers.items()}
-            stores[REGRESSION].problems = list(regression.warnings)
+            stores[REGRESSION_METHOD].column_warnings = list(regression.warnings)
             self.stores = {**stores}
 
     @property
@@ -180,97 +185,105 @@ class Rounds:
     def step(self) -> None:
         """Evaluate the last round and run the next one, for all methods with rounds left."""
         wait(self.registry, self.settings.least, self.settings.timeout)
-        holders = self._holders
+        holders = self._clients_by_site
         begun = time.monotonic()
         messages: dict[str, Records] = {name: {} for name in holders}
         training = [n for n, store in self.stores.items() if not store.stopped]
-        asking = [n for n, store in self.stores.items() if store.due]
+        asking = [n for n, store in self.stores.items() if store.needs_evaluation]
         for method, server in self.servers.items():
             records = {}
             if method in training:
-                records[label(ORDER, method)] = server.configure_train(holders)
-            for i, views in enumerate(self.stores[method].asked if method in asking else ()):
-                records[label(ASK, method, i)] = server.configure_evaluate(holders, **views)
+                records[label(TRAINING_REQUEST, method)] = server.configure_train(holders)
+            for i, views in enumerate(
+                self.stores[method].evaluation_requests if method in asking else ()
+            ):
+                records[label(EVALUATION_REQUEST, method, i)] = server.configure_evaluate(
+                    holders, **views
+                )
             for what, each in records.items():
                 for site, flat in each.items():
-                    messages[site][what] = self._with_rows(method, flat)
+                    messages[site][what] = self._with_build_facts(method, flat)
         answers = self._exchange(messages)
         if training and self._too_few(training, answers):
             return
         for method in asking:
-            count = range(len(self.stores[method].asked))
-            scores = [_told(answers, label(TOLD, method, i)) for i in count]
+            count = range(len(self.stores[method].evaluation_requests))
+            scores = [_records_labeled(answers, label(EVALUATION_REPLY, method, i)) for i in count]
             for reason in self.stores[method].scored(scores):
-                self.say(f"{method}: scores of {reason}")
+                self.print_line(f"{method}: scores of {reason}")
         for method in training:
-            self._take(method, answers, time.monotonic() - begun)
+            self._aggregate_replies(method, answers, time.monotonic() - begun)
         if training:
             number = max(self.servers[n].state.number for n in training)
-            self.say(
+            self.print_line(
                 f"round {number} of at most {self.project.rounds}: {len(answers)} of "
                 f"{len(self.sites)} sites replied, {time.monotonic() - begun:.1f} s"
             )
         for method in training:
             if self.stores[method].stopped:
-                self.say(f"{method}: {self.stores[method].ending}")
+                self.print_line(f"{method}: {self.stores[method].stop_reason}")
 
-    def correct(self) -> None:
+    def correct_draws(self) -> None:
         """Correct the posterior draws of all methods, by exchanges with all sites."""
-        stores = [store for store in self.stores.values() if store.is_uncorrected]
+        stores = [store for store in self.stores.values() if store.needs_correction]
         self.registry.look()
         needs_reports = any(store.needs_reports for store in stores)
         if needs_reports and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
-            self.say(f"waiting for {away}: the correction of posterior draws needs all sites")
+            self.print_line(
+                f"waiting for {away}: the correction of posterior draws needs all sites"
+            )
             with suppress(Stopped):
                 wait(self.registry, len(self.sites), self.settings.timeout)
         for store in stores:
-            send = partial(self._weighed, store.name)
-            for line in store.correct(reporter(store.server, send, self._holders)):
-                self.say(f"{store.name}: {line}")
+            send = partial(self._request_marginal_likelihoods, store.name)
+            for line in store.correct_draws(reporter(store.server, send, self._clients_by_site)):
+                self.print_line(f"{store.name}: {line}")
 
     def finish(self) -> None:
         """Inform the sites of the end, and of the draws that belong to those of the server."""
         self.registry.look()
         names = self.registry.sites  # also those without a complete row
-        messages: dict[str, Records] = {name: {OVER: dict[str, Any]()} for name in names}
+        messages: dict[str, Records] = {name: {STUDY_COMPLETE: dict[str, Any]()} for name in names}
         for name, store in self.stores.items():
-            if (client_draws := store.draws_of_clients) is not None:
-                sheets = configure_draws(store.server, client_draws, self._holders)
+            if (client_draws := store.shared_draws_for_clients) is not None:
+                sheets = configure_draws(store.server, client_draws, self._clients_by_site)
                 for site, flat in sheets.items():
-                    messages[site][label(DRAWS, name)] = self._with_rows(name, flat)
+                    messages[site][label(DRAWS_REQUEST, name)] = self._with_build_facts(name, flat)
         is_short = all(len(records) == 1 for records in messages.values())
-        self._exchange(messages, FAREWELL if is_short else self.settings.timeout)
+        self._exchange(messages, FAREWELL_TIMEOUT if is_short else self.settings.timeout)
 
-    def _weighed(self, method: str, requests: Mapping[str, Flat]) -> Records:
+    def _request_marginal_likelihoods(self, method: str, requests: Mapping[str, Flat]) -> Records:
         """Send requests of marginal likelihoods to connected sites; return their replies."""
         self.registry.look()
         there = {name: flat for name, flat in requests.items() if name in self.registry.sites}
-        what = label(WEIGH, method)
+        what = label(LIKELIHOOD_REQUEST, method)
         answers = self._exchange(
-            {name: {what: self._with_rows(method, flat)} for name, flat in there.items()}
+            {name: {what: self._with_build_facts(method, flat)} for name, flat in there.items()}
         )
         refused = {name: {"why": why} for name, why in self._refused.items()}
-        return refused | _told(answers, label(WEIGHTS, method))
+        return refused | _records_labeled(answers, label(LIKELIHOOD_REPLY, method))
 
     @property
-    def _holders(self) -> dict[str, tuple[str, ...]]:
+    def _clients_by_site(self) -> dict[str, tuple[str, ...]]:
         """Names of the clients of each connected site."""
         there = self.registry.sites
         return {name: clients for name, (clients, _) in self.sites.items() if name in there}
 
-    def _with_rows(self, method: str, flat: Flat) -> Flat:
+    def _with_build_facts(self, method: str, flat: Flat) -> Flat:
         """Add to a request what sites need to build its method.
 
         It is the largest number of rows of a client, if the method depends on it, or the columns
         of a regression.
         """
         if self.plan:
-            return flat | {PLAN: self.plan}
-        return flat | ({ROWS: self.rows[method]} if method in self.rows else {})
+            return flat | {REGRESSION_PLAN: self.plan}
+        return flat | ({LARGEST_CLIENT_ROWS: self.rows[method]} if method in self.rows else {})
 
     def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
         """Return whether a round must be repeated because too few sites replied."""
-        replied = min(len(_told(answers, label(REPLY, method))) for method in training)
+        replied = min(
+            len(_records_labeled(answers, label(TRAINING_REPLY, method))) for method in training
+        )
         if replied >= self.settings.least:
             self._repeated = 0
             return False
@@ -278,12 +291,12 @@ class Rounds:
         number = self.servers[training[0]].state.number + 1
         least = f"at least {self.settings.least} (--min-sites)"
         message = f"round {number}: {replied} sites replied; expected {least}"
-        if self._repeated > REPEATS:
+        if self._repeated > MAX_ROUND_REPEATS:
             why = "".join(f"; {site}: {why}" for site, why in self._refused.items())
-            raise Stopped(f"{message}{why}; it was repeated {REPEATS} times", FAILED)
-        self.say(f"{message}; the round is repeated")
+            raise Stopped(f"{message}{why}; it was repeated {MAX_ROUND_REPEATS} times", FAILED)
+        self.print_line(f"{message}; the round is repeated")
         for method in training:
-            self._take_back(method, answers)
+            self._restart_lost_clients(method, answers)
         return True
 
     def _exchange(
@@ -294,25 +307,29 @@ class Rounds:
         answers, self._refused = exchange(self.registry, messages, within)
         return answers
 
-    def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
+    def _aggregate_replies(
+        self, method: str, answers: Mapping[str, Records], seconds: float
+    ) -> None:
         """Aggregate a method's replies; clients that lost their state restart as new clients."""
-        state = self.servers[method].aggregate_train(_told(answers, label(REPLY, method)))
+        state = self.servers[method].aggregate_train(
+            _records_labeled(answers, label(TRAINING_REPLY, method))
+        )
         for reason in state.rejected:
-            self.say(f"{method}: {reason}")
+            self.print_line(f"{method}: {reason}")
         self.stores[method].made(state, seconds)
-        self._take_back(method, answers)
+        self._restart_lost_clients(method, answers)
 
-    def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
+    def _restart_lost_clients(self, method: str, answers: Mapping[str, Records]) -> None:
         """Restart the clients that reported the loss of their state as new clients of a method."""
-        for site, lost in _told(answers, label(LOST, method)).items():
+        for site, lost in _records_labeled(answers, label(LOST_STATE, method)).items():
             try:
                 names = named_by(site, lost, {n: own for n, (own, _) in self.sites.items()})
                 self.servers[method].reset_clients(names)
             except ValueError as error:
-                self.say(f"{site} cannot rejoin {method}: {plain(str(error))}")
+                self.print_line(f"{site} cannot rejoin {method}: {plain(str(error))}")
             else:
                 names_text = plain(", ".join(names))
-                self.say(f"{site} has lost its state of {method}: {names_text} restart")
+                self.print_line(f"{site} has lost its state of {method}: {names_text} restart")
 
 
 def exchange(
@@ -326,7 +343,7 @@ def exchange(
     sent = {node: messages[name] for node, name in at.items()}
     answers, refused = dict[str, Records](), dict[str, str]()
     for node, answer in registry.transport.exchange(sent, timeout).items():
-        if odd := answer.get(REFUSED):
+        if odd := answer.get(REFUSAL):
             refused[at[node]] = why = plain(odd.get("why"))
             registry.say(f"{at[node]}: {why}")
         else:
@@ -342,7 +359,9 @@ def _complete_sites(regression: RegressionServer) -> Sites:
     return {n: (own, tuple(sizes[c] for c in own)) for n, own in regression.holders.items()}
 
 
-def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled], dict[str, int]]:
+def _build_methods(
+    project: Project, sizes: Sequence[int]
+) -> tuple[dict[str, Scheduled], dict[str, int]]:
     """Build the methods of a study for clients with these numbers of training rows.
 
     Also return the largest number of rows for the methods that depend on it, as programs with
@@ -356,6 +375,6 @@ def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled]
     return {n: (methods if n in rows else bare)[n] for n in methods}, rows
 
 
-def _told(answers: Mapping[str, Records], what: str) -> Records:
+def _records_labeled(answers: Mapping[str, Records], what: str) -> Records:
     """Return the record with a given label from each site's reply that has it: site -> record."""
     return {site: answer[what] for site, answer in answers.items() if what in answer}

@@ -12,9 +12,9 @@ from pyrofl.data.frames import Tables
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import text_tables
-from pyrofl.flower.project import REGRESSION, Project
-from pyrofl.flower.site import shapes
-from pyrofl.flower.tables import arguments, client_of
+from pyrofl.flower.project import REGRESSION_METHOD, Project
+from pyrofl.flower.site import describe_tensors
+from pyrofl.flower.tables import regression_arguments, regression_client
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
@@ -29,7 +29,7 @@ from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models.regression.agreement import PRIVATE
 from pyrofl.models.regression.remote import RegressionServer
 
-FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
+CLIENT_ROWS = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 
 
 def leaving(
@@ -47,23 +47,26 @@ def leaving(
         first, built, data = _described(project, rows)
         min_scored_rows = None
     else:
-        data, built = rows, project.build(rows.clients, max(FEW))
+        data, built = rows, project.build(rows.clients, max(CLIENT_ROWS))
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None
         try:
             few, more = (
-                dict(_tried(project, _cut(data, count), built[method], scored)) for count in FEW
+                dict(_tried(project, _cut(data, count), built[method], scored))
+                for count in CLIENT_ROWS
             )
         except RuntimeError:  # of torch or Pyro, which do not name the cause
             validate_method(by_round(built[method])(0), data)
             raise
         for record, flat in few.items():
-            for described, other in zip(shapes(flat), shapes(more[record]), strict=True):
+            for described, other in zip(
+                describe_tensors(flat), describe_tensors(more[record]), strict=True
+            ):
                 if described != other:
                     raise ValueError(
-                        f"{method}: of {FEW[0]} rows leaves {described}, and of {FEW[1]} rows "
-                        f"{other}; expected what does not grow with the rows"
+                        f"{method}: of {CLIENT_ROWS[0]} rows leaves {described}, and of "
+                        f"{CLIENT_ROWS[1]} rows {other}; expected what does not grow with the rows"
                     )
                 name, shape, size = described.replace("] ", " [").split(" [")
                 role, _, own = name.rpartition("/") if name.count("/") == 1 else ("", "", name)
@@ -98,8 +101,8 @@ def _described(project: Project, tables: Tables) -> tuple[str, dict[str, Schedul
 
     The site's clients agree among themselves, on a trial; with others, there may be further levels.
     """
-    client, names = client_of(project, tables), list(tables.frames)
-    server = RegressionServer(project.formula, {"site": names}, **arguments(project))
+    client, names = regression_client(project, tables), list(tables.frames)
+    server = RegressionServer(project.formula, {"site": names}, **regression_arguments(project))
     lines = []
     while not server.is_agreed:
         reply = client.describe(server.configure_describe()["site"])
@@ -109,7 +112,7 @@ def _described(project: Project, tables: Tables) -> tuple[str, dict[str, Schedul
     about += "columns: numbers of rows and of missing values; levels of categories; mean, sum of\n"
     about += "squares, smallest and largest number. Then sums, extremes and counts of:\n"
     table = text_tables.table(("exchange", "characters"), lines)
-    return f"{about}{table}\n", {REGRESSION: server.method}, client.build(server.plan)[1]
+    return f"{about}{table}\n", {REGRESSION_METHOD: server.method}, client.build(server.plan)[1]
 
 
 def _cut(data: Federation, count: int) -> Federation:

@@ -17,13 +17,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from pyrofl.experiments.console import FAILED, Stopped
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import open_own, refuse_link
 from pyrofl.files.run_folder import replacing
 
-MARK = "PYROFL_FLOWER"  # in the environment of all that we have started
-PATIENCE = 10.0  # seconds that a process has to end by itself
-STARTING = 60.0  # seconds that Flower's server has to start
+PROCESS_MARK = "PYROFL_FLOWER"  # in the environment of all that we have started
+STOP_TIMEOUT = 10.0  # seconds that a process has to end by itself
+START_TIMEOUT = 60.0  # seconds that Flower's server has to start
 CONNECTION = "here"
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
@@ -52,7 +52,7 @@ class ProcessGroup:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONUNBUFFERED": "1",
-            MARK: self.mark,
+            PROCESS_MARK: self.mark,
         }
         return {**os.environ, **own}
 
@@ -125,7 +125,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(PATIENCE)
+            process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -133,7 +133,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def marked(mark: str) -> list[int]:
     """Return the ids of processes that have a given mark in their environment (Linux)."""
-    wanted, process_ids = f"{MARK}={mark}".encode(), []
+    wanted, process_ids = f"{PROCESS_MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
@@ -151,7 +151,7 @@ def process_group(home: Path) -> Iterator[ProcessGroup]:
     group, before = ProcessGroup(home), signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        with locked(home):
+        with lock_folder(home):
             yield group
     finally:
         # A second interrupt must not leave half of them.
@@ -181,14 +181,16 @@ def connect(home: Path, address: str, ca: str = "") -> None:
 
 def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
     """Wait until a server accepts connections at a host and port."""
-    until = time.monotonic() + STARTING
+    until = time.monotonic() + START_TIMEOUT
     while time.monotonic() < until:
         if (code := group.running[name].poll()) is not None:
             raise Stopped(f"Flower's {name} ended with {code}: {group.last_words(name)}", FAILED)
         with suppress(OSError), socket.create_connection((host, port), 1):
             return
         time.sleep(0.1)
-    raise Stopped(f"Flower's {name} does not listen on {host}:{port} after {STARTING:g} s", FAILED)
+    raise Stopped(
+        f"Flower's {name} does not listen on {host}:{port} after {START_TIMEOUT:g} s", FAILED
+    )
 
 
 def words_of(settings: Mapping[str, str | int | float]) -> str:

@@ -25,12 +25,12 @@ from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.transport.wire import Flat
 
-FILE = "pyproject.toml"
-TABLE = "tool.pyrofl"
+PROJECT_FILE = "pyproject.toml"
+PROJECT_TABLE = "tool.pyrofl"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-OWN = ("folder", "server_data", "question")  # of one side: not compared
-REGRESSION = "regression"  # name of the method of a study with a formula
-OF_NETWORKS = ("methods", "features", "target", "classes", "likelihood", "settings", "net")
+UNCOMPARED_FIELDS = ("folder", "server_data", "question")  # of one side: not compared
+REGRESSION_METHOD = "regression"  # name of the method of a study with a formula
+NETWORK_FIELDS = ("methods", "features", "target", "classes", "likelihood", "settings", "net")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Project:
     @classmethod
     def read(cls, folder: str | Path) -> Project:
         """Read and validate the settings of a Flower study in its project folder."""
-        path = Path(folder, FILE)
+        path = Path(folder, PROJECT_FILE)
         try:
             entries = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
         except OSError as error:
@@ -75,7 +75,7 @@ class Project:
         except (tomllib.TOMLDecodeError, UnicodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}; expected TOML") from error
         except (LookupError, TypeError) as error:
-            raise ValueError(f"{path} has no table [{TABLE}]; expected one") from error
+            raise ValueError(f"{path} has no table [{PROJECT_TABLE}]; expected one") from error
         return cls._of(path, {n.replace("-", "_"): v for n, v in entries.items()})
 
     @classmethod
@@ -89,7 +89,7 @@ class Project:
             entries = _of_formula(path, entries)
         for name in () if entries.get("formula") else ("methods", "features", "target"):
             if not entries.get(name):
-                raise ValueError(f"{path}: {name} is missing; expected it in [{TABLE}]")
+                raise ValueError(f"{path}: {name} is missing; expected it in [{PROJECT_TABLE}]")
         for name in [name for name in entries if kinds[name].startswith("tuple")]:
             entries[name] = names_of(f"{path}: {name}", entries[name])
         project = cls(path.parent, **entries)
@@ -133,13 +133,15 @@ class Project:
     def labels(self) -> tuple[str, ...]:
         """Names of the study's methods as they appear in results."""
         if self.formula:
-            return (REGRESSION,)
+            return (REGRESSION_METHOD,)
         return tuple(one.rpartition(":")[2] for one in self.methods)
 
     @property
     def agreed(self) -> Flat:
         """Return the settings of the study that must be equal on the server and at all sites."""
-        entries = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
+        entries = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in UNCOMPARED_FIELDS
+        }
         return {n: list(v) if isinstance(v, tuple) else v for n, v in entries.items()}
 
     def outline(self, clients: int, rows: int = 1) -> Federation:
@@ -218,7 +220,7 @@ class Project:
 
 def _of_formula(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of a regression; raise ValueError for those of networks."""
-    if odd := [name for name in OF_NETWORKS if name in entries]:
+    if odd := [name for name in NETWORK_FIELDS if name in entries]:
         name = odd[0].replace("_", "-")
         raise ValueError(f"{path}: formula and {name} are given; expected one of them")
     fixed = {"dtype": "float64", "test_fraction": 0.0}

@@ -9,13 +9,21 @@ from typing import Any, Protocol
 import torch
 
 from pyrofl.flower.project import Project
-from pyrofl.flower.site import HELLO, REFUSED, greeting
+from pyrofl.flower.site import GREETING, REFUSAL, greeting
 from pyrofl.inference.transport.records import Records
-from pyrofl.inference.transport.wire import NAME, SHORT, Flat, column, is_name, named, plain
+from pyrofl.inference.transport.wire import (
+    EXPECTED_NAME,
+    MAX_QUOTED_CHARACTERS,
+    Flat,
+    column,
+    is_name,
+    named,
+    plain,
+)
 
-WHOSE = "nodes.json"  # node -> the site whose key it has
+NODES_FILE = "nodes.json"  # node -> the site whose key it has
 MOST_CLIENTS, MOST_ROWS = 100_000, 100_000_000  # of a site
-GREETING = 60.0  # seconds that a node has to introduce its site; it is asked again later
+GREETING_TIMEOUT = 60.0  # seconds that a node has to introduce its site; it is asked again later
 
 
 class Transport(Protocol):
@@ -34,7 +42,7 @@ class Transport(Protocol):
 def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError if a site's name, its clients' names or their numbers of rows are odd."""
     if not is_name(site):
-        raise ValueError(f"site is {plain(site, SHORT)!r}; {NAME}")
+        raise ValueError(f"site is {plain(site, MAX_QUOTED_CHARACTERS)!r}; {EXPECTED_NAME}")
     if not 0 < len(names) <= MOST_CLIENTS:
         raise ValueError(f"it has {len(names):,} clients; expected 1 to {MOST_CLIENTS:,}")
     if others := [name for name in names if name != site and not name.startswith(f"{site}/")]:
@@ -76,7 +84,7 @@ class Registry:
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
         if strangers := sorted(present - self._met.keys()):
             messages = {node: greeting(self.project) for node in strangers}
-            for node, answer in sorted(self.transport.exchange(messages, GREETING).items()):
+            for node, answer in sorted(self.transport.exchange(messages, GREETING_TIMEOUT).items()):
                 self._met[node] = self._heard(node, answer)
         for node, said in sorted(self._met.items()):
             if said is not None:
@@ -84,12 +92,12 @@ class Registry:
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
         """Validate a node's reply to the server's greeting; return it, or None if it is refused."""
-        if odd := answer.get(REFUSED):
-            site = plain(odd.get("site"), SHORT)
+        if odd := answer.get(REFUSAL):
+            site = plain(odd.get("site"), MAX_QUOTED_CHARACTERS)
             self._tell(node, f"{site} is refused: {plain(odd.get('why'))}")
             return None
         try:
-            said = answer[HELLO]
+            said = answer[GREETING]
             names, site = named(said), said["site"]
             sizes = column(said, "sizes", len(names), torch.int64).tolist()
             _refuse_introduction(site, names, sizes)
@@ -136,4 +144,4 @@ class Registry:
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)
-            self.transport.tell({node: {REFUSED: {"why": text}}})
+            self.transport.tell({node: {REFUSAL: {"why": text}}})

@@ -9,15 +9,15 @@ from typing import Any
 
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.files import checkpoint_file
-from pyrofl.flower.project import REGRESSION, Project
-from pyrofl.flower.site import DESCRIBE, DESCRIBED, label
-from pyrofl.flower.tables import arguments
+from pyrofl.flower.project import REGRESSION_METHOD, Project
+from pyrofl.flower.site import SUMMARY_REPLY, SUMMARY_REQUEST, label
+from pyrofl.flower.tables import regression_arguments
 from pyrofl.inference.transport.records import Records
 from pyrofl.inference.transport.wire import Flat
 from pyrofl.models.regression.remote import RegressionServer
 
-AGREEMENT = "agreement.safetensors"
-REPEATS = 3  # of an exchange with sites that have not replied
+AGREEMENT_FILE = "agreement.safetensors"
+MAX_EXCHANGE_REPEATS = 3  # of an exchange with sites that have not replied
 
 Sites = Mapping[str, tuple[Sequence[str], Sequence[int]]]
 """Name of a site -> names of its clients, and how many rows each has."""
@@ -45,15 +45,15 @@ def agree_on(
             fit together.
         Stopped: if a site does not reply.
     """
-    path = out / AGREEMENT
+    path = out / AGREEMENT_FILE
     about: dict[str, Any] = {"sites": {n: list(own) for n, (own, _) in sites.items()}}
     about |= {n: json.dumps(v) for n, v in project.agreed.items()}
     stored = checkpoint_file.read(path, about)["results"] if path.exists() else "{}"
     holders = {name: tuple(own) for name, (own, _) in sites.items()}
     server = RegressionServer(
-        project.formula, holders, results=json.loads(stored), **arguments(project)
+        project.formula, holders, results=json.loads(stored), **regression_arguments(project)
     )
-    what, number = label(DESCRIBE, REGRESSION), 0
+    what, number = label(SUMMARY_REQUEST, REGRESSION_METHOD), 0
     while not server.is_agreed:
         requests = server.configure_describe()
         replies = _replies(what, requests, send, say)
@@ -62,7 +62,7 @@ def agree_on(
         number += 1
     if number:
         columns = ", ".join(server.design.places)
-        say(f"{REGRESSION}: the sites agreed on {columns} in {number} exchanges")
+        say(f"{REGRESSION_METHOD}: the sites agreed on {columns} in {number} exchanges")
         for text in server.warnings:
             say(f"warning: {text}")
     return server
@@ -73,13 +73,15 @@ def _replies(
 ) -> dict[str, Flat]:
     """Return the replies of all sites to one exchange, which is repeated for sites without one."""
     replies: dict[str, Flat] = {}
-    for _ in range(REPEATS):
+    for _ in range(MAX_EXCHANGE_REPEATS):
         left = {n: {what: flat} for n, flat in requests.items() if n not in replies}
         answers, refused = send(left)
-        described = what.replace(DESCRIBE, DESCRIBED, 1)
+        described = what.replace(SUMMARY_REQUEST, SUMMARY_REPLY, 1)
         replies |= {n: answer[described] for n, answer in answers.items() if described in answer}
         replies |= {name: {"why": why} for name, why in refused.items()}
         if replies.keys() == requests.keys() or refused:
             return replies
     silent = ", ".join(requests.keys() - replies.keys())
-    raise Stopped(f"{silent} did not reply to {REPEATS} requests on the columns", FAILED)
+    raise Stopped(
+        f"{silent} did not reply to {MAX_EXCHANGE_REPEATS} requests on the columns", FAILED
+    )

@@ -11,13 +11,13 @@ from pyrofl.experiments.regressions import RegressionExperiment
 from pyrofl.experiments.results import facts_of
 from pyrofl.files import run_json
 from pyrofl.files.own_files import subfolder
-from pyrofl.flower.results import DRAWS, ResultStore
+from pyrofl.flower.results import NUMBER_OF_DRAWS, ResultStore
 from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.posteriors.shared import shared_to_arviz
 from pyrofl.models.regression.prediction import ServerRun
 from pyrofl.reports.regression_folder import write_regression
 
-SAME = ("formula", "family", "link", "priors", "levels", "rounds", "seed")
+EXPERIMENT_FIELDS = ("formula", "family", "link", "priors", "levels", "rounds", "seed")
 """Fields of a project that are those of an experiment."""
 
 
@@ -28,10 +28,10 @@ class RegressionStore(ResultStore):
         problems: warnings about the columns, which the page shows.
     """
 
-    problems: list[str]
+    column_warnings: list[str]
     tables: tuple[str, ...] = ()
 
-    def _data(self) -> Federation:
+    def _federation_without_rows(self) -> Federation:
         """Return a federation of the design's shapes without rows."""
         design: Any = self.method.design  # type: ignore[attr-defined]
         roster = self.server.roster
@@ -39,7 +39,7 @@ class RegressionStore(ResultStore):
         return hidden(facts(replace(bare, source=design.source)))
 
     @property
-    def asked(self) -> list[EvaluationFields]:
+    def evaluation_requests(self) -> list[EvaluationFields]:
         """No evaluations: a regression is judged by its posterior."""
         return []
 
@@ -48,9 +48,9 @@ class RegressionStore(ResultStore):
         run, folder = self.run, self.folder
         posterior = None
         if run.status.kind != "diverged":
-            posterior = shared_to_arviz(run, DRAWS, self.draws)
+            posterior = shared_to_arviz(run, NUMBER_OF_DRAWS, self.draws)
         if posterior is None:
-            run_json.write(folder, self._facts(), ())
+            run_json.write(folder, self._run_json_content(), ())
             return []
         subfolder(folder / "figures")
         same = {f.name: getattr(run, f.name) for f in fields(run)}
@@ -58,8 +58,8 @@ class RegressionStore(ResultStore):
             folder,
             ServerRun(**same, shared_draws=posterior),
             lambda: posterior,
-            self._facts(),
-            self.problems,
+            self._run_json_content(),
+            self.column_warnings,
             data=f"sites of {self.project.folder.name}",
             question=self.project.question or None,
         )
@@ -68,13 +68,15 @@ class RegressionStore(ResultStore):
 
     def table(self) -> str:
         """Format the tables of estimates, with lines on the end and the posterior draws."""
-        more = [self.ending] + ([self._corrected] if self.draws and self.draws.values else [])
+        more = [self.stop_reason] + (
+            [self._correction_line] if self.draws and self.draws.values else []
+        )
         return "\n".join([self.name, *self.tables, *more])
 
-    def _facts(self) -> dict[str, Any]:
+    def _run_json_content(self) -> dict[str, Any]:
         """Return the content of run.json."""
         run, project, names = self.run, self.project, self.server.roster.names
-        same: dict[str, Any] = {name: getattr(project, name) for name in SAME}
+        same: dict[str, Any] = {name: getattr(project, name) for name in EXPERIMENT_FIELDS}
         experiment = RegressionExperiment(
             methods=(run.method.name,),
             data=f"sites of {project.folder}",
@@ -85,7 +87,7 @@ class RegressionStore(ResultStore):
         )
         return facts_of(experiment, run, (), project.seed, project.family) | {
             "project": project.agreed,
-            "ending": self.ending,
+            "ending": self.stop_reason,
             **({"corrected": self.draws.outcome} if self.draws and self.draws.values else {}),
             "sizes": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
         }

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyrofl.data import Federation
 from pyrofl.data.outlines import facts, hidden, outline
-from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.data.tables.source import Source
 from pyrofl.experiments.experiment import Experiment, default_interval
 from pyrofl.experiments.results import (
@@ -47,12 +47,12 @@ from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat
 from pyrofl.tensors import role, under
 
-KEPT = "records.safetensors"
-CORRECTED = "correction.safetensors"
-DRAWS = 1000  # in posterior.nc
-TRIES = 3  # of an evaluation without answers
+RECORDS_FILE = "records.safetensors"
+CORRECTION_FILE = "correction.safetensors"
+NUMBER_OF_DRAWS = 1000  # in posterior.nc
+MAX_EVALUATION_ATTEMPTS = 3  # of an evaluation without answers
 # Fields of a project that are those of an experiment.
-SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_fraction")
+EXPERIMENT_FIELDS = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_fraction")
 
 
 class ResultStore:
@@ -67,23 +67,25 @@ class ResultStore:
         self.scores: list[Scores] = []
         self._tries = 0
         self.draws: SharedDraws | None = None  # of the shared sites, after the last round
-        self.run = Run(method, self._data(), server.state, server.seed)
+        self.run = Run(method, self._federation_without_rows(), server.state, server.seed)
         subfolder(folder)
-        if (folder / KEPT).exists():
-            self._take_up(checkpoint_file.read(folder / KEPT, self._about))
+        if (folder / RECORDS_FILE).exists():
+            self._restore_records(
+                checkpoint_file.read(folder / RECORDS_FILE, self._checkpoint_identity)
+            )
         self._read_draws()
-        self._judge = monitor_of(method, self.run.data, self.run.records)
+        self._convergence_monitor = monitor_of(method, self.run.data, self.run.records)
 
-    def _data(self) -> Federation:
+    def _federation_without_rows(self) -> Federation:
         """Return a federation of the study's shapes without rows."""
         roster, features, project = self.server.roster, self.project.features, self.project
         shape = (roster.names, roster.sizes, (len(features),), (), project.classes, project.type)
-        columns = Preprocessor(tuple(map(Prepared, features)))  # read as they are
+        columns = Preprocessor(tuple(map(ColumnPreprocessing, features)))  # read as they are
         source = Source(project.target, features, preparation=columns)
         return hidden(facts(replace(outline(*shape), source=source)))
 
     @property
-    def asked(self) -> list[EvaluationFields]:
+    def evaluation_requests(self) -> list[EvaluationFields]:
         """Evaluations to request after a round: every model, and the fine-tuned personal model."""
         part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
         requests: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
@@ -92,13 +94,13 @@ class ResultStore:
         return requests
 
     @property
-    def due(self) -> bool:
+    def needs_evaluation(self) -> bool:
         """Whether the last round of the method still needs an evaluation."""
         number, over = self.server.state.number, self.stopped
         every = default_interval(self.project.rounds)
         tested = {row["round"] for row in self.run.history} if self.scores or not over else ()
-        now = self.asked and number and (number % every == 0 or over)
-        return bool(now) and number not in tested and self._tries < TRIES
+        now = self.evaluation_requests and number and (number % every == 0 or over)
+        return bool(now) and number not in tested and self._tries < MAX_EVALUATION_ATTEMPTS
 
     @property
     def stopped(self) -> bool:
@@ -107,15 +109,15 @@ class ResultStore:
         It is that of `fit` with `stop_when="converged"`, without the tests that need rows.
         """
         number = self.server.state.number
-        return number >= self.project.rounds or (number > 0 and self._judge.over)
+        return number >= self.project.rounds or (number > 0 and self._convergence_monitor.over)
 
     @property
     def over(self) -> bool:
         """Whether the method has stopped, and its last round is evaluated."""
-        return self.stopped and not self.due
+        return self.stopped and not self.needs_evaluation
 
     @property
-    def ending(self) -> str:
+    def stop_reason(self) -> str:
         """Reason why the method has stopped, as one line."""
         number, rounds, status = self.server.state.number, self.project.rounds, self.run.status
         more = "; to continue, raise rounds in pyproject.toml at the server and at all sites"
@@ -123,7 +125,7 @@ class ResultStore:
         return f"{status.kind} after {number} of at most {rounds} rounds: {status.why}{more}"
 
     @property
-    def is_uncorrected(self) -> bool:
+    def needs_correction(self) -> bool:
         """Whether there are draws of shared sites, whose correction has not been tried yet."""
         can = bool(self.method.shared) and self.run.status.kind != "diverged"
         return can and self.draws is None
@@ -133,16 +135,16 @@ class ResultStore:
         """Whether a correction of the draws needs reports of all clients."""
         exact = getattr(self.method.views[self.method.posterior_view], "exact", None)
         is_exact = exact is not None and exact(self.server.state.server)
-        return self.is_uncorrected and not (self._reason or is_exact)
+        return self.needs_correction and not (self._correction_refusal or is_exact)
 
     @property
-    def _reason(self) -> str:
+    def _correction_refusal(self) -> str:
         """Reason why the draws must not be corrected, or ""."""
         reason = "" if self.project.corrected else "corrected is false in the project"
         return reason or reason_against(self.method)
 
     @property
-    def draws_of_clients(self) -> SharedDraws | None:
+    def shared_draws_for_clients(self) -> SharedDraws | None:
         """Draws of the shared sites if those of the clients' own sites belong to them, else None.
 
         Networks have none, and neither have posteriors of the server alone.
@@ -152,7 +154,7 @@ class ResultStore:
         own = is_program and not getattr(method.views[method.posterior_view], "posterior", None)
         return draws if own and draws and draws.values else None
 
-    def correct(self, report: Report) -> list[str]:
+    def correct_draws(self, report: Report) -> list[str]:
         """Correct the posterior draws of the shared sites; return lines for the server's log.
 
         Args:
@@ -160,11 +162,13 @@ class ResultStore:
         """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            self.draws = draws = corrected_shared(self.run, report, DRAWS, self._reason)
+            self.draws = draws = corrected_shared(
+                self.run, report, NUMBER_OF_DRAWS, self._correction_refusal
+            )
         if not draws.values:
             return []
         self._write_draws(draws)
-        return [str(one.message) for one in caught] or [self._corrected]
+        return [str(one.message) for one in caught] or [self._correction_line]
 
     def scored(self, answers: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
         """Store the scores of an evaluation, given the sites' replies to each request.
@@ -190,7 +194,7 @@ class ResultStore:
         """Store a completed round: the server's state after it, and its duration."""
         self.run = self.run.copy(state=new)
         self.run.records.append(replace(self.server.records[-1], seconds=seconds))
-        self._judge.add(self.run.records[-1])
+        self._convergence_monitor.add(self.run.records[-1])
         self.draws = None
         self._tries = 0
         self._write()
@@ -201,10 +205,10 @@ class ResultStore:
         write_tables(folder, run, scores, {})
         save(run, folder / run_folder.CHECKPOINT)
         if run.status.kind != "diverged":
-            posterior = shared_to_arviz(run, DRAWS, self.draws)
+            posterior = shared_to_arviz(run, NUMBER_OF_DRAWS, self.draws)
             if posterior is not None:
                 export.save(posterior, folder / "posterior.nc")
-        run_json.write(folder, self._facts(), TABLES)
+        run_json.write(folder, self._run_json_content(), TABLES)
         return drawn(folder, figures_of_rounds(run, scores, self.name, self.project.seed))
 
     @property
@@ -214,7 +218,9 @@ class ResultStore:
 
     def table(self) -> str:
         """Format a table of the method's scores, with lines on its end and its posterior draws."""
-        more = [self.ending] + ([self._corrected] if self.draws and self.draws.values else [])
+        more = [self.stop_reason] + (
+            [self._correction_line] if self.draws and self.draws.values else []
+        )
         if not self.scores:
             return "\n".join([f"{self.name}: no scores", *more])
         scored, clients = len(self.scores[0].ids), self.server.roster.clients
@@ -222,7 +228,7 @@ class ResultStore:
         return "\n".join([f"{self.name}{few}", score_table(self.scores), *more])
 
     @property
-    def _corrected(self) -> str:
+    def _correction_line(self) -> str:
         """Whether the draws in posterior.nc are corrected, as one line."""
         draws = self.draws or SharedDraws()
         if draws.chosen is None or draws.weights is None:
@@ -234,10 +240,10 @@ class ResultStore:
             f"draws is {float(weights.ess):,.0f}"
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def _run_json_content(self) -> dict[str, Any]:
         """Return the content of run.json for one method of the study."""
         run, project, names = self.run, self.project, self.server.roster.names
-        same: dict[str, Any] = {name: getattr(project, name) for name in SAME}
+        same: dict[str, Any] = {name: getattr(project, name) for name in EXPERIMENT_FIELDS}
         experiment = Experiment(
             methods=(self.name,),
             data=f"sites of {project.folder}",
@@ -248,7 +254,7 @@ class ResultStore:
         )
         return facts_of(experiment, run, self.scores, project.seed, project.likelihood) | {
             "project": self.project.agreed,
-            "ending": self.ending,
+            "ending": self.stop_reason,
             **({"corrected": self.draws.outcome} if self.draws and self.draws.values else {}),
             "sizes": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
             "each_round": [
@@ -258,7 +264,7 @@ class ResultStore:
         }
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _checkpoint_identity(self) -> dict[str, Any]:
         return {"method": self.name, "clients": list(self.server.roster.names)}
 
     def _write_draws(self, draws: SharedDraws) -> None:
@@ -269,12 +275,12 @@ class ResultStore:
         content |= {"k": weights.k, "ess": weights.ess, "tried": weights.tried}
         content |= {"log_w": draws.log_w, "chosen": draws.chosen}
         content |= under("value", draws.values) | under("shape", weights.shapes)
-        checkpoint_file.write(self.folder / CORRECTED, self._about, content)
+        checkpoint_file.write(self.folder / CORRECTION_FILE, self._checkpoint_identity, content)
 
     def _read_draws(self) -> None:
         """Restore draws that clients have weighed after the last round."""
-        path = self.folder / CORRECTED
-        content = checkpoint_file.read(path, self._about) if path.exists() else {}
+        path = self.folder / CORRECTION_FILE
+        content = checkpoint_file.read(path, self._checkpoint_identity) if path.exists() else {}
         if self.project.corrected and content.get("round") == self.server.state.number:
             shapes = role("shape", content)
             weights = Weights(content["k"], content["ess"], content["tried"], shapes=shapes)
@@ -287,7 +293,7 @@ class ResultStore:
             )
             self.draws = SharedDraws(*some)
 
-    def _take_up(self, content: dict[str, Any]) -> None:
+    def _restore_records(self, content: dict[str, Any]) -> None:
         last = self.server.state.number
         rows = zip(*(content[name] for name in RECORDS), strict=True)
         records = [RoundRecord(n, *row) for n, row in zip(content["number"], rows, strict=True)]
@@ -298,4 +304,4 @@ class ResultStore:
         records = self.run.records
         content: Flat = {name: [getattr(r, name) for r in records] for name in RECORDS}
         content |= {"number": [r.number for r in records], "history": self.run.history}
-        checkpoint_file.write(self.folder / KEPT, self._about, content)
+        checkpoint_file.write(self.folder / RECORDS_FILE, self._checkpoint_identity, content)

@@ -21,7 +21,7 @@ from pyrofl.files.own_files import PRIVATE, open_own, subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
-from pyrofl.flower.tables import client_of, tables_of
+from pyrofl.flower.tables import read_site_tables, regression_client
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
@@ -39,18 +39,30 @@ from pyrofl.inference.transport.wire import (
 from pyrofl.models.regression.remote import read_json
 from pyrofl.returned import ClientError
 
-HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
-WEIGH, WEIGHTS, DRAWS = "weigh", "weights", "draws"  # the last exchange, and its result
-DESCRIBE, DESCRIBED = "describe", "described"  # the first exchanges, of a regression
-PLAN = "plan"  # in a request: what the sites agreed on in these
-REFUSED, LOST = "refused", "lost"  # what else a site may answer
-OVER = "over"  # informs a site that all rounds are made
-ROWS = "rows"  # in a request: largest number of rows of a client, if the method depends on it
-LOG = "site.log"
-LONG = 100_000  # characters of an error in the log
-RECEIVED = "received"  # folder of the server's last questions, which bring its models
-POSTERIOR = "posterior.nc"
-ABOUT = "site.json"  # name, project and rows of the site that has a folder
+GREETING, TRAINING_REQUEST, EVALUATION_REQUEST, TRAINING_REPLY, EVALUATION_REPLY = (
+    "hello",
+    "order",
+    "ask",
+    "reply",
+    "told",
+)
+LIKELIHOOD_REQUEST, LIKELIHOOD_REPLY, DRAWS_REQUEST = (
+    "weigh",
+    "weights",
+    "draws",
+)  # the last exchange, and its result
+SUMMARY_REQUEST, SUMMARY_REPLY = "describe", "described"  # the first exchanges, of a regression
+REGRESSION_PLAN = "plan"  # in a request: what the sites agreed on in these
+REFUSAL, LOST_STATE = "refused", "lost"  # what else a site may answer
+STUDY_COMPLETE = "over"  # informs a site that all rounds are made
+LARGEST_CLIENT_ROWS = (
+    "rows"  # in a request: largest number of rows of a client, if the method depends on it
+)
+LOG_FILE = "site.log"
+MAX_ERROR_CHARACTERS = 100_000  # characters of an error in the log
+REQUESTS_FOLDER = "received"  # folder of the server's last questions, which bring its models
+POSTERIOR_FILE = "posterior.nc"
+SITE_FILE = "site.json"  # name, project and rows of the site that has a folder
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
@@ -65,7 +77,7 @@ def label(kind: str, method: str, which: int = 0) -> str:
 def greeting(project: Project) -> Records:
     """Return the server's greeting: project settings and versions, for a site to compare."""
     about = {n: json.dumps(v) for n, v in project.agreed.items()}
-    return {HELLO: about | {f"version of {n}": v for n, v in release().items()}}
+    return {GREETING: about | {f"version of {n}": v for n, v in release().items()}}
 
 
 class Site:
@@ -88,8 +100,8 @@ class Site:
         self.name, self.project, self.rejoin = name, project, rejoin
         self.min_scored_rows = min_scored_rows
         if project.formula:
-            frames = tables_of(project, data, name)
-            self.regression = client_of(project, frames)
+            frames = read_site_tables(project, data, name)
+            self.regression = regression_client(project, frames)
             sizes = {name: len(frame) for name, frame in frames.frames.items()}
         else:
             self.data = rows_of(project, data, name)
@@ -100,12 +112,12 @@ class Site:
         self._built: dict[tuple[int, int], dict[str, Scheduled]] = {}
         about = {"name": name, "project": str(project.folder.absolute())}
         about |= {"data": str(Path(data).absolute())}
-        write_json(self.state / ABOUT, about)
+        write_json(self.state / SITE_FILE, about)
 
     @classmethod
     def read(cls, state: str | Path) -> Site:
         """Restore the site of a Flower study from its state folder."""
-        path = Path(state, ABOUT)
+        path = Path(state, SITE_FILE)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             name, folder, data = (str(about[n]) for n in ("name", "project", "data"))
@@ -118,47 +130,57 @@ class Site:
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
         """Reply to a server message: run the requested evaluations, then the training."""
-        if HELLO in records:
-            return {HELLO: self.hello(records[HELLO])}
+        if GREETING in records:
+            return {GREETING: self.reply_to_greeting(records[GREETING])}
         answers: Records = {}
         for what in sorted(records):  # "ask/..." before "order/..."
             kind, *of = what.split("/")
-            if kind in (DESCRIBE, ASK, ORDER, WEIGH, DRAWS) and len(of) == 2:
-                answers |= self._done(kind, of[0], int(of[1]), records[what])
+            if (
+                kind
+                in (
+                    SUMMARY_REQUEST,
+                    EVALUATION_REQUEST,
+                    TRAINING_REQUEST,
+                    LIKELIHOOD_REQUEST,
+                    DRAWS_REQUEST,
+                )
+                and len(of) == 2
+            ):
+                answers |= self._execute_request(kind, of[0], int(of[1]), records[what])
         return answers
 
-    def hello(self, told: Flat) -> Flat:
+    def reply_to_greeting(self, told: Flat) -> Flat:
         """Reply to the server's greeting with client names and sizes; reject another project."""
-        mine = greeting(self.project)[HELLO]
+        mine = greeting(self.project)[GREETING]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
             raise InvalidRequestError(f"{each}; expected the same project and versions at both")
         sizes = torch.tensor([*self.sizes.values()])
         return {"site": self.name, "names": tuple(self.sizes), "sizes": sizes}
 
-    def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
+    def _execute_request(self, kind: str, method: str, which: int, flat: Flat) -> Records:
         """Execute one training or evaluation request of the server; return the labeled reply."""
-        if kind == DESCRIBE and self.project.formula:
-            return {label(DESCRIBED, method): self.regression.describe(flat)}
+        if kind == SUMMARY_REQUEST and self.project.formula:
+            return {label(SUMMARY_REPLY, method): self.regression.describe(flat)}
         client = self.client(method, flat)
         try:
-            if kind == ASK:
-                checkpoint_file.write(self._question(method, str(flat.get("model"))), {}, flat)
-                return {label(TOLD, method, which): client.evaluate(flat)}
-            if kind == WEIGH:
+            if kind == EVALUATION_REQUEST:
+                checkpoint_file.write(self._request_path(method, str(flat.get("model"))), {}, flat)
+                return {label(EVALUATION_REPLY, method, which): client.evaluate(flat)}
+            if kind == LIKELIHOOD_REQUEST:
                 if not self.project.corrected:
                     raise InvalidRequestError("corrected is false in this project")
-                return {label(WEIGHTS, method): client.weigh(flat)}
-            if kind == DRAWS:
-                export.save(client.posterior(flat), self.state / method / POSTERIOR)
+                return {label(LIKELIHOOD_REPLY, method): client.weigh(flat)}
+            if kind == DRAWS_REQUEST:
+                export.save(client.posterior(flat), self.state / method / POSTERIOR_FILE)
                 return {}
-            return {label(REPLY, method): client.train(flat)}
+            return {label(TRAINING_REPLY, method): client.train(flat)}
         except StateLostError as lost:
             if not self.rejoin:
                 remedy = "; --rejoin makes them new clients"
                 raise StateLostError(f"{method}: {lost}{remedy}", lost.names) from lost
             client.forget(lost.names)
-            return {label(LOST, method): {"names": lost.names}}
+            return {label(LOST_STATE, method): {"names": lost.names}}
         except (InvalidRequestError, ClientError) as error:
             raise InvalidRequestError(f"{method}: {error}") from error
 
@@ -171,7 +193,7 @@ class Site:
         """
         check_name(method, self.project.labels, "method")
         view = model or default_model(by_round(self.project.build(self.data.clients)[method])(0))[0]
-        path = self._question(method, view)
+        path = self._request_path(method, view)
         if not path.exists():
             there = path.parent.glob(f"{method} *.safetensors")
             methods = sorted(one.stem.partition(" ")[2] for one in there)
@@ -181,9 +203,9 @@ class Site:
         question = checkpoint_file.read(path, {})
         return self.client(method, question).predict(question, x, client, **asked)
 
-    def _question(self, method: str, model: str) -> Path:
+    def _request_path(self, method: str, model: str) -> Path:
         """Return the path of the file with the server's last evaluation request for a model."""
-        folder = self.state / RECEIVED
+        folder = self.state / REQUESTS_FOLDER
         subfolder(folder)
         return folder / f"{method} {Path(model).name}.safetensors"
 
@@ -195,15 +217,18 @@ class Site:
         how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
         how |= {"state": subfolder(self.state / method), "rounds": self.project.rounds}
         if self.project.formula:
-            plan = read_json(flat.get(PLAN))
+            plan = read_json(flat.get(REGRESSION_PLAN))
             return Client(*self.regression.build(plan), self.project.seed, **how)
-        key = clients, rows = number(flat, "clients"), number({ROWS: 1} | flat, ROWS)
+        key = clients, rows = (
+            number(flat, "clients"),
+            number({LARGEST_CLIENT_ROWS: 1} | flat, LARGEST_CLIENT_ROWS),
+        )
         if key not in self._built:
             self._built[key] = self.project.build(clients, rows)
         return Client(self._built[key][method], self.data, self.project.seed, **how)
 
 
-def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
+def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     """Return a site's reply to a server message: its results, or a refusal after an error.
 
     `site` holds the arguments of `Site`, with the project's folder.
@@ -215,7 +240,9 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     state = Path(site["state"])
     state.mkdir(parents=True, exist_ok=True)
     log = logging.getLogger("pyrofl.flower.site")
-    opened = open_own(state / LOG, os.O_WRONLY | os.O_APPEND, PRIVATE)  # errors show values of rows
+    opened = open_own(
+        state / LOG_FILE, os.O_WRONLY | os.O_APPEND, PRIVATE
+    )  # errors show values of rows
     file = os.fdopen(opened, "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -225,31 +252,33 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     torch.set_num_threads(1)
     try:
         log.info("came: %s", plain(", ".join(sorted(records))))
-        if REFUSED in records:
-            log.info("refused: by the server: %s", plain(records[REFUSED].get("why")))
+        if REFUSAL in records:
+            log.info("refused: by the server: %s", plain(records[REFUSAL].get("why")))
             return {}
         answers: Records = {}
-        if records.keys() != {OVER}:
+        if records.keys() != {STUDY_COMPLETE}:
             here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
             answers = here.answer(records)
         for what, flat in answers.items():
-            log.info("leaves: %s: %s", what, ", ".join(map(str, shapes(flat))) or "no tensor")
-        if OVER in records:
-            log.info("%s: the study is complete", OVER)
+            log.info(
+                "leaves: %s: %s", what, ", ".join(map(str, describe_tensors(flat))) or "no tensor"
+            )
+        if STUDY_COMPLETE in records:
+            log.info("%s: the study is complete", STUDY_COMPLETE)
         return answers
     except (InvalidRequestError, ClientError) as error:
-        log.info("refused: %s", plain(error, LONG))
-        return {REFUSED: {"site": str(site["name"]), "why": str(error)}}
+        log.info("refused: %s", plain(error, MAX_ERROR_CHARACTERS))
+        return {REFUSAL: {"site": str(site["name"]), "why": str(error)}}
     except Exception as error:
         log.error("%s", traceback.format_exc())
-        why = f"{type(error).__name__}; see its log, {LOG}"
-        return {REFUSED: {"site": str(site["name"]), "why": why}}
+        why = f"{type(error).__name__}; see its log, {LOG_FILE}"
+        return {REFUSAL: {"site": str(site["name"]), "why": why}}
     finally:
         log.removeHandler(handler)
         file.close()
 
 
-def shapes(flat: Flat) -> list[str]:
+def describe_tensors(flat: Flat) -> list[str]:
     """Describe each tensor of a message record: its name, shape and bytes.
 
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})

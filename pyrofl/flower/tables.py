@@ -11,7 +11,7 @@ from pyrofl.flower.project import Project
 from pyrofl.models.regression.remote import RegressionClient
 
 
-def tables_of(project: Project, path: str, name: str) -> Tables:
+def read_site_tables(project: Project, path: str, name: str) -> Tables:
     """Read a site's table; with a client column, its clients are named "SITE/GROUP"."""
     words = " ".join([project.formula, *project.priors])
     frame, column = frame_of(read_file(path), words), project.client_column
@@ -27,7 +27,7 @@ def tables_of(project: Project, path: str, name: str) -> Tables:
     return Tables(with_levels(frames, project.levels))
 
 
-def arguments(project: Project) -> dict[str, Any]:
+def regression_arguments(project: Project) -> dict[str, Any]:
     """Return the arguments of a study's regression, for both sides."""
     return {
         "family": project.family,
@@ -37,6 +37,6 @@ def arguments(project: Project) -> dict[str, Any]:
     }
 
 
-def client_of(project: Project, tables: Tables) -> RegressionClient:
+def regression_client(project: Project, tables: Tables) -> RegressionClient:
     """Return the client side of a study's regression."""
-    return RegressionClient(project.formula, tables, **arguments(project))
+    return RegressionClient(project.formula, tables, **regression_arguments(project))

@@ -28,7 +28,7 @@ Layers = Mapping[str, nn.Module]
 Start = Callable[[nn.Sequential], None]
 """Initializer of the parameters of a network."""
 
-WIDE = 10_000  # width from which the available memory is checked
+CHECKED_WIDTH = 10_000  # width from which the available memory is checked
 
 
 class Dot(nn.Module):
@@ -243,7 +243,7 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
     widths = widths_of(spec, rest)
     if name in ("mean", "linear") and outputs != 1:
         raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are required")
-    if max(widths, default=0) > WIDE:
+    if max(widths, default=0) > CHECKED_WIDTH:
         _find_room(spec, name, widths, shape, outputs)
     with torch.random.fork_rng(devices=[]):
         if name in ("mean", "linear"):

@@ -26,7 +26,7 @@ Forward = Callable[[Tensors, Tensor], Tensor]
 """(weights, x [C, B, *x]) -> outputs, as a `Network` or a substitute."""
 
 
-MOST = 2**31  # of inputs or outputs, more than any layer has
+MAX_LAYER_SIZE = 2**31  # of inputs or outputs, more than any layer has
 
 
 class Network(Summarized):
@@ -293,9 +293,9 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
     whole = isinstance(input_shape, Sequence) and not isinstance(input_shape, str)
     if not whole or not input_shape or not all(isinstance(n, Integral) for n in input_shape):
         raise ValueError(f"input_shape is {input_shape!r}; expected whole numbers, such as (64,)")
-    if not all(0 < n < MOST for n in (*input_shape, outputs)):
+    if not all(0 < n < MAX_LAYER_SIZE for n in (*input_shape, outputs)):
         message = f"input_shape is {tuple(input_shape)} and outputs {outputs}"
-        raise ValueError(f"{message}; expected numbers from 1 to {MOST - 1}")
+        raise ValueError(f"{message}; expected numbers from 1 to {MAX_LAYER_SIZE - 1}")
     return Network(module(spec, tuple(map(int, input_shape)), int(outputs)))
 
 

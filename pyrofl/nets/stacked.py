@@ -26,7 +26,7 @@ from pyrofl.nets.unsupported import as_outputs, explained
 from pyrofl.tensors import Tensors
 
 IMAGES = 600 * 2**10  # bytes of images per pass through convolutions: measured
-LARGE = 2**14  # entries of a client's weight from which `Products` is faster: measured
+PRODUCTS_ENTRIES = 2**14  # entries of a client's weight from which `Products` is faster: measured
 
 Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
 """(layer, its parameters by their names in it, x, axes of its lead) -> outputs."""
@@ -300,7 +300,7 @@ def aligned(
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply the rows of each client by its own weight matrix, and add its bias."""
-    if weight[0].numel() < LARGE:
+    if weight[0].numel() < PRODUCTS_ENTRIES:
         return _product(x, weight, bias)
     y: Tensor = Products.apply(x, weight, bias)
     return y

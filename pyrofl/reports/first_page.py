@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-ENOUGH = 0.7  # largest reliable Pareto k
+MAX_RELIABLE_K = 0.7  # largest reliable Pareto k
 CALIBRATED = 90  # percent that 95% intervals cover at least
 KINDS: dict[RowScore, str] = {
     "accuracy": "Fraction of correct predictions",
@@ -128,16 +128,16 @@ def correction(corrected: str, k: float, ess: float) -> str:
         k: largest Pareto k.
         ess: smallest effective sample size.
     """
-    if corrected == "yes" and k <= ENOUGH:
+    if corrected == "yes" and k <= MAX_RELIABLE_K:
         return (
             "The fit is an approximation; its draws were corrected to the exact posterior, and the "
-            f"correction is reliable (Pareto k is {k:.2f}, at most {ENOUGH} is reliable; weighted "
-            f"draws are worth {number(ess)} independent ones)."
+            f"correction is reliable (Pareto k is {k:.2f}, at most {MAX_RELIABLE_K} is reliable; "
+            f"weighted draws are worth {number(ess)} independent ones)."
         )
     if corrected == "yes":
         return (
             "The fit is an approximation, and the correction of its draws is not reliable (Pareto "
-            f"k is {k:.2f}, at most {ENOUGH} is reliable): intervals may be wrong."
+            f"k is {k:.2f}, at most {MAX_RELIABLE_K} is reliable): intervals may be wrong."
         )
     reason = corrected.removeprefix("no: ")
     if "exact posterior" in reason:

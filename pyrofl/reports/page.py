@@ -18,7 +18,7 @@ from pyrofl.files.text_tables import has_numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST = 60  # lines of a table
+MAX_TABLE_LINES = 60  # lines of a table
 
 
 @dataclass
@@ -59,14 +59,18 @@ class Section:
     def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
         """Add a table to the report section; only the first lines of a long table are shown."""
         found = [*lines]
-        shown = found[:MOST]
+        shown = found[:MAX_TABLE_LINES]
         right = [has_numbers(values) for values in zip(*shown, strict=True)]
         rows = [
             [(_cell(v), _kind(v, is_right)) for v, is_right in zip(line, right, strict=True)]
             for line in shown
         ]
         self.parts.append({"kind": "table", "head": head, "rows": rows})
-        return self.note(f"{len(found) - MOST} more lines.") if len(found) > MOST else self
+        return (
+            self.note(f"{len(found) - MAX_TABLE_LINES} more lines.")
+            if len(found) > MAX_TABLE_LINES
+            else self
+        )
 
 
 def _cell(value: Any) -> str:

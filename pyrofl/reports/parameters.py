@@ -29,7 +29,7 @@ from pyrofl.reports.first_page import (
     number,
     size_of,
 )
-from pyrofl.reports.page import MOST, Section
+from pyrofl.reports.page import MAX_TABLE_LINES, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> P
     return ParameterTables(idata, table, tuple(shown), left=tuple(left))
 
 
-def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:
+def fitting(posterior: Any, room: int = MAX_TABLE_LINES) -> tuple[list[str], list[str]]:
     """Return the variables that have room in a table, smallest first, and those that have not."""
     sizes = {str(n): prod(v.shape[2:]) for n, v in posterior.data_vars.items()}
     shown = list[str]()

@@ -18,7 +18,7 @@ from pyrofl.reports import first_page as words
 from pyrofl.reports import parameters
 from pyrofl.reports.page import Section, page, write
 
-LEAST = 100  # draws
+MIN_DRAWS = 100  # draws
 
 
 @checked
@@ -69,8 +69,8 @@ def report(
     """
     path = Path(path)
     refuse_no_output(path, (".html",), overwrite)
-    if draws < LEAST:
-        raise ValueError(f"draws is {draws}; expected at least {LEAST}, for intervals of 95%")
+    if draws < MIN_DRAWS:
+        raise ValueError(f"draws is {draws}; expected at least {MIN_DRAWS}, for intervals of 95%")
     _refuse_unknown(run, var_names)
     page("", [])
     problems = run.warnings

@@ -19,7 +19,7 @@ import xarray
 from pyrofl.choices import GROUPS
 from pyrofl.cli.commands import preflight
 from pyrofl.cli.parser import COMMANDS, main, parser
-from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.experiments.comparison import compare_table
 from pyrofl.experiments.methods import builds, methods, reaching
 from pyrofl.experiments.settings import Epochs, arguments, parse, read_settings
@@ -411,7 +411,9 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "scales": "",
         "center": pytest.approx(11 / 24),
         "scale": pytest.approx((11 * 13) ** 0.5 / 24),
-        "preparation": json.loads(Preprocessor((Prepared("x"), Prepared("z"))).to_json()),
+        "preparation": json.loads(
+            Preprocessor((ColumnPreprocessing("x"), ColumnPreprocessing("z"))).to_json()
+        ),
         "client_column": "who",
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]

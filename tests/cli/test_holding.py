@@ -9,7 +9,7 @@ import pytest
 
 from pyrofl.cli.commands import fitting
 from pyrofl.cli.parser import main
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 
 SMALL = ["--per-class", "6", "--clients", "2", "--net", "softmax", "--rounds", "1", "--quiet"]
 SMALL += ["--posterior-draws", "0"]
@@ -32,7 +32,7 @@ def test_two_runs_do_not_share_a_folder(more, tmp_path, capsys):
         (out, ["compare", "local", *SMALL, "--seeds", "1", "--out", str(tmp_path)]),
         (tmp_path, ["compare", "local", *SMALL, "--seeds", "1", "--out", str(tmp_path)]),
     ):
-        with locked(at):
+        with lock_folder(at):
             assert main([*words, *more]) == 2
             told = capsys.readouterr().err
         full = "is not empty, it holds local-0" in told and not more and "compare" in words

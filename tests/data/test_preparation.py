@@ -15,7 +15,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data.tables.column_summary import ColumnSummary, summarize_columns, summarize_values
-from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.models import fedavg
 
 ROWS = """hospital,age,chol,pain,sex,sick
@@ -299,7 +299,9 @@ def test_rows_left_raw_have_a_preparation_that_changes_nothing(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,z,y\n" + "".join(f"{i}.1,{i % 2},{i * i % 7}\n" for i in range(12)))
     data = federations.split(datasets.load(f"csv:{path}", target="y"), "iid", 2)
-    assert data.source.preparation == Preprocessor((Prepared("x"), Prepared("z")))
+    assert data.source.preparation == Preprocessor(
+        (ColumnPreprocessing("x"), ColumnPreprocessing("z"))
+    )
     assert torch.equal(data.source.preparation.apply(path), data.x)
 
 

@@ -13,11 +13,11 @@ import torch
 
 import pyrofl
 from pyrofl.cli.parser import main
-from pyrofl.files.lock import NAME, locked
+from pyrofl.files.lock import LOCK_FILE, lock_folder
 from pyrofl.files.own_files import append, subfolder
 from pyrofl.files.run_folder import write_csv
 from pyrofl.flower.processes import ProcessGroup
-from pyrofl.flower.site import answered, greeting
+from pyrofl.flower.site import greeting, reply_or_refuse
 
 SMALL = ["--data", "eight_schools", "--partition", "iid", "--clients", "3", "--rounds", "2"]
 SMALL += ["--quiet", "--set", "epochs=1", "--posterior-draws", "2"]
@@ -63,13 +63,13 @@ def test_a_lock_that_is_a_link_is_refused(command, kind, made, precious, tmp_pat
     name, words = COMMANDS[command]
     folder = received(made, name, tmp_path)
     if kind == "symbolic":
-        (folder / NAME).symlink_to(precious)
+        (folder / LOCK_FILE).symlink_to(precious)
     else:
-        os.link(precious, folder / NAME)
+        os.link(precious, folder / LOCK_FILE)
     assert main([word.format(folder) for word in words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     told = f"a link to {precious}" if kind == "symbolic" else "a second name of another file"
-    assert f"{folder / NAME} is {told}" in line
+    assert f"{folder / LOCK_FILE} is {told}" in line
     assert "remove it" in line
     assert precious.read_text() == "mine"
 
@@ -98,9 +98,9 @@ def test_the_folder_of_a_run_of_a_comparison_that_is_a_link_is_refused(made, tmp
 
 
 def test_a_lock_that_leads_nowhere_creates_nothing(tmp_path):
-    (tmp_path / NAME).symlink_to(tmp_path / "new")
+    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "new")
     with pytest.raises(ValueError, match=r"is a link to .*new; expected"):
-        locked(tmp_path).__enter__()
+        lock_folder(tmp_path).__enter__()
     assert not (tmp_path / "new").exists()
 
 
@@ -126,13 +126,13 @@ def test_logs_follow_no_links_and_wait_for_no_pipe(precious, tmp_path):
 def test_the_files_of_a_site_follow_no_links(precious, tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=("epochs=1",))
     site = hospitals.site(project, tmp_path, "hospital_1")
-    assert "hello" in answered(site, greeting(project))
+    assert "hello" in reply_or_refuse(site, greeting(project))
     log = tmp_path / "hospital_1/site.log"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600  # its errors show values of rows
     log.unlink()
     log.symlink_to(precious)
     with pytest.raises(ValueError, match=r"site\.log is a link to"):
-        answered(site, greeting(project))
+        reply_or_refuse(site, greeting(project))
     assert precious.read_text() == "mine"
 
 

@@ -19,7 +19,7 @@ from pyrofl import federations
 from pyrofl.experiments.console import Stopped
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.disclosure import leaving
-from pyrofl.flower.tables import tables_of
+from pyrofl.flower.tables import read_site_tables
 from pyrofl.inference import hmc
 
 SOON = ServerSettings(3, 3, 0.0)
@@ -158,7 +158,7 @@ def test_settings_that_do_not_fit_a_formula_are_refused(entries, text, tmp_path)
 
 def test_what_leaves_is_told_before_anything_leaves(tmp_path):
     project = study(tmp_path / "p", LINEAR[0])
-    told = leaving(project, tables_of(project, str(tmp_path / "p/sites/chur.csv"), "chur"))
+    told = leaving(project, read_site_tables(project, str(tmp_path / "p/sites/chur.csv"), "chur"))
     assert "columns: numbers of rows and of missing values; levels of categories" in told
     assert "means and spreads" in told
     assert "scores: none" in told

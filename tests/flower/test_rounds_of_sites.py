@@ -15,9 +15,9 @@ from hospitals import looped, site, wire
 import pyrofl
 from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.flower.coordinator import ServerSettings, coordinate
-from pyrofl.flower.site import HELLO
+from pyrofl.flower.site import GREETING
 from pyrofl.inference.transport.wire import code_hash
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -139,7 +139,7 @@ def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
 def test_only_one_server_works_in_a_folder(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
     (tmp_path / "out").mkdir()
-    with locked(tmp_path / "out"), pytest.raises(ValueError, match="is in use by process"):
+    with lock_folder(tmp_path / "out"), pytest.raises(ValueError, match="is in use by process"):
         made(project, tmp_path / "out", wire(project, tmp_path))
 
 
@@ -225,7 +225,7 @@ def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, 
     transport = wire(project, tmp_path)
     if next(iter(change)).startswith("version"):
         transport.tamper = lambda node, message: (
-            {HELLO: message[HELLO] | change} if node == 12 else message
+            {GREETING: message[GREETING] | change} if node == 12 else message
         )
     else:
         hospitals.changed(tmp_path / "other", **change)

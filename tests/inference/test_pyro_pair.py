@@ -24,7 +24,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Guide
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.pyro_pair import PyroPair
-from pyrofl.inference.training.noise import AHEAD, ClientNoise
+from pyrofl.inference.training.noise import NUMBERS_AHEAD, ClientNoise
 from pyrofl.models import ditto, fedabml, fedavg, likelihoods, pfedvem
 
 PAPERS = ["pfedvem", "pfedmb", "metavd", "fedbe", "fedabml"]
@@ -150,7 +150,7 @@ def test_svi_by_hand_equals_the_head_phase_of_the_engine():
     (state,) = federate(method, data, 1, chunk_size=1, record=False)
     pair = method.to_pyro(data, phase=1)
     noise = ClientNoise(
-        [stream(0, Stream.NOISE, 0, name) for name in data.names[: data.clients]], AHEAD
+        [stream(0, Stream.NOISE, 0, name) for name in data.names[: data.clients]], NUMBERS_AHEAD
     )
     loss = TraceMeanField_ELBO(num_particles=5, vectorize_particles=True, max_plate_nesting=2)
     svi = SVI(pair.model, pair.guide, pyro.optim.SGD({"lr": 1e-3, "momentum": 0.9}), loss)

@@ -192,8 +192,8 @@ def test_vmap_goes_through():
 
 def test_gradients_of_large_weights_lie_as_the_weights_do():
     x, weight = (
-        torch.randn(2, 3, stacked.LARGE // 8),
-        torch.randn(2, 8, stacked.LARGE // 8, requires_grad=True),
+        torch.randn(2, 3, stacked.PRODUCTS_ENTRIES // 8),
+        torch.randn(2, 8, stacked.PRODUCTS_ENTRIES // 8, requires_grad=True),
     )
     (grad,) = torch.autograd.grad(stacked.products(x, weight).square().sum(), [weight])
     assert grad.stride() == weight.stride()

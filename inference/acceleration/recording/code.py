@@ -22,7 +22,7 @@ from pyrofl.inference.acceleration.recording.tape import Call, NotRecorded, Tape
 
 EMPTY = "empty", "new_empty", "empty_like"
 ZEROS = "zeros", "new_zeros", "zeros_like"
-FEW = 2**18  # largest entries of a result with memory shared by all runs: measured
+MAX_SHARED_ENTRIES = 2**18  # largest entries of a result with memory shared by all runs: measured
 NUMBERS = {"add", "sub", "mul", "div"}  # faster with a tensor than with a Python number
 # Operations that can write into given memory.
 PLACED = {
@@ -142,7 +142,7 @@ class _Code:
             if storage(out) in self.written:
                 self._memory(out, name in ZEROS)
                 return
-            if name in ZEROS and out.numel() <= FEW:
+            if name in ZEROS and out.numel() <= MAX_SHARED_ENTRIES:
                 return  # captured where it is read
         if name == "relu":  # it cannot write into given memory
             name, call = "clamp_min", call._replace(op=torch.ops.aten.clamp_min.default)
@@ -361,7 +361,7 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 def _is_placed(name: str, call: Call) -> bool:
     """Return whether an operation's result is small and can be written to an existing tensor."""
     is_listed = name in PLACED and str(call.op) not in UNPLACED
-    return is_listed and call.out.numel() <= FEW and _is_whole(call.out)
+    return is_listed and call.out.numel() <= MAX_SHARED_ENTRIES and _is_whole(call.out)
 
 
 def _is_whole(value: Tensor) -> bool:

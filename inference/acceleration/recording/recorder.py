@@ -42,7 +42,7 @@ TRIED = 1.5 + REPEATS  # the same for recording one, and measuring the time of i
 GAIN = 0.03  # fraction of an update's time that its recording has to save
 TIMED = 3  # replays that are timed
 CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
-SMALL = 2**23  # modified bytes above which kernels take longer than Python: measured
+MAX_MODIFIED_BYTES = 2**23  # modified bytes above which kernels take longer than Python: measured
 MAX_RECORDINGS = 256  # recordings
 
 Requested = tuple[Any, ...]  # a method that draws noise, by name, and its arguments
@@ -60,7 +60,7 @@ Touched = Callable[[], tuple[Tensors, Tensors, Tensors]]
 All are the same tensors from update to update."""
 
 CLIENTS = "size", "ids"  # of a batch
-ROWS = "x", "y", "mask", "at", "weights", "_share"
+ROW_FIELDS = "x", "y", "mask", "at", "weights", "_share"
 
 OTHER_BITS = "its result depends on more than its input tensors"
 KERNELS = "its kernels take most of its time"
@@ -283,14 +283,14 @@ class Recorder:
         recording = self.recording = recordings.setdefault(key, Recording(self.values))
         recordings.move_to_end(key)
         shorten(recordings)
-        if (size := sum(v.numel() * v.element_size() for v in inputs.moving)) > SMALL:
+        if (size := sum(v.numel() * v.element_size() for v in inputs.moving)) > MAX_MODIFIED_BYTES:
             recording.reason = f"its {size / 2**20:.0f} MiB take longer than Python"
         self._start(recording, inputs)
         return recording
 
     def _inputs(self, batch: Batch, noise: list[Tensor]) -> RecordingInputs:
         moving, placed, still = self.touched
-        rows = {n: v for n in ROWS if (v := getattr(batch, n)) is not None}
+        rows = {n: v for n in ROW_FIELDS if (v := getattr(batch, n)) is not None}
         self.passing = [] if self.whole else [*rows]
         alike = [getattr(batch, n) for n in CLIENTS] + [*rows.values()] * self.whole
         others = [rows[n] for n in self.passing]

@@ -15,7 +15,7 @@ from pyrofl.inference.definition.user_code import users_code
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator
 
-SHAPE = 1, 3, 2  # of a tensor used instead of a weight
+STAND_IN_SHAPE = 1, 3, 2  # of a tensor used instead of a weight
 
 
 class Unread:
@@ -71,7 +71,7 @@ def sums(
     """
     g = generator(0)
     one, other = (
-        {n: torch.randn(SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)
+        {n: torch.randn(STAND_IN_SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)
     )
     usual = [
         {n: torch.full_like(v[:1], 0.3) for n, v in part.items()} for part in (received, local)

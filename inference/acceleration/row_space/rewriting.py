@@ -223,4 +223,4 @@ def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = 
         return False
     steps = phase.epochs * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
     saved = steps * (1 - rows / wide) * (2 + traffic / phase.batch)
-    return saved > weights + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
+    return saved > weights + rows / out and max(2 * stacked.PRODUCTS_ENTRIES, rows**2) <= out * wide

@@ -26,14 +26,14 @@ from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.rows import LOSSES, chosen, of_model
 from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import subfolder
 from pyrofl.paired import LEVEL, Calibration, Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILE, FIGURE = "benefit.csv", "figures/benefit.png"
+BENEFIT_FILE, BENEFIT_FIGURE = "benefit.csv", "figures/benefit.png"
 COLUMNS = (
     *("method", "model", "adaptation", "client", "size", "rows"),
     *("own", "score", "better", "low", "high", "verdict", "not_converged"),
@@ -53,12 +53,12 @@ def benefit(args: Namespace) -> None:
     folder = Path(args.folder)
     saved_runs = runs(folder)
     refuse_study(folder, saved_runs)
-    with locked(folder):
-        subfolder((folder / FIGURE).parent)
+    with lock_folder(folder):
+        subfolder((folder / BENEFIT_FIGURE).parent)
         answer = compare_with_local(folder, saved_runs, args.by)
         with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
             write(folder, answer)
-    show("\n\n".join(answer.told()), f"{folder} holds {FILE} and {FIGURE}")
+    show("\n\n".join(answer.told()), f"{folder} holds {BENEFIT_FILE} and {BENEFIT_FIGURE}")
 
 
 def refuse_study(folder: Path, saved: Sequence[SavedRun]) -> None:
@@ -73,8 +73,8 @@ def refuse_study(folder: Path, saved: Sequence[SavedRun]) -> None:
 
 def write(folder: Path, answer: Answer) -> None:
     """Write a comparison with local models to a folder: the table benefit.csv and a figure."""
-    run_folder.write_csv(folder / FILE, COLUMNS, answer.lines())
-    figures.save(answer.figure(), folder / FIGURE)
+    run_folder.write_csv(folder / BENEFIT_FILE, COLUMNS, answer.lines())
+    figures.save(answer.figure(), folder / BENEFIT_FIGURE)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,11 @@ class Answer:
     def told(self) -> list[str]:
         """Return all text that `pyrofl benefit` prints, in blocks: tables, sentences and notes."""
         *sites, whole = self.table()
-        more = f"\n{len(sites) - SHOWN} larger clients: see {FILE}" if len(sites) > SHOWN else ""
+        more = (
+            f"\n{len(sites) - SHOWN} larger clients: see {BENEFIT_FILE}"
+            if len(sites) > SHOWN
+            else ""
+        )
         parts = [text_tables.table(self.head, [*sites[:SHOWN], whole]) + more]
         if self.calibration:
             parts.append(text_tables.table(CALIBRATED, self.calibrated()))

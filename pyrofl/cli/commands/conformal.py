@@ -10,20 +10,20 @@ from pyrofl.cli.commands.predict import method_of, refuse_no_run, test_rows_of
 from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import subfolder
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.fitted_run.loading import load
 
-FILE, FIGURE = "conformal.csv", "figures/conformal.png"
+CONFORMAL_FILE, CONFORMAL_FIGURE = "conformal.csv", "figures/conformal.png"
 
 
 def measure(args: Namespace) -> None:
     """Calibrate a saved run's prediction sets; write a table and a figure of their coverage."""
     folder = Path(args.folder)
     refuse_no_run(folder)
-    with threads(1), locked(folder):
-        subfolder((folder / FIGURE).parent)
+    with threads(1), lock_folder(folder):
+        subfolder((folder / CONFORMAL_FIGURE).parent)
         run = load(folder, method=method_of(folder, args.net), data=test_rows_of(folder))
         sets = conformal(
             run,
@@ -35,6 +35,8 @@ def measure(args: Namespace) -> None:
         )
         with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
             columns = tuple(sets.rows[0])
-            run_folder.write_csv(folder / FILE, columns, [tuple(r.values()) for r in sets.rows])
-            figures.save(figures.coverage_by_client(sets.frame()), folder / FIGURE)
-    show(f"{sets}\n\n{folder} holds {FILE} and {FIGURE}")
+            run_folder.write_csv(
+                folder / CONFORMAL_FILE, columns, [tuple(r.values()) for r in sets.rows]
+            )
+            figures.save(figures.coverage_by_client(sets.frame()), folder / CONFORMAL_FIGURE)
+    show(f"{sets}\n\n{folder} holds {CONFORMAL_FILE} and {CONFORMAL_FIGURE}")

@@ -34,7 +34,11 @@ from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.partitions.federations import class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
-ABOUT = (benefit.FILE, benefit.FIGURE, results.PAGE)  # what other commands say of a comparison
+COMPARISON_FILES = (
+    benefit.BENEFIT_FILE,
+    benefit.BENEFIT_FIGURE,
+    results.PAGE,
+)  # what other commands say of a comparison
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -84,7 +88,7 @@ def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
     # Each leaves a checkpoint, so that those which are done need not be done again.
     keepers = [keeping(job, experiment.rounds) for job in fits]
     run_folder.sweep(folder)
-    for name in (*COMPARISON, *ABOUT):
+    for name in (*COMPARISON, *COMPARISON_FILES):
         (folder / name).unlink(missing_ok=True)
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from textwrap import TextWrapper
 
 from pyrofl.choices import DATASETS, LIKELIHOODS, NETWORKS, PARTITIONS, TEST_POLICIES
-from pyrofl.cli.rows import LISTED
+from pyrofl.cli.rows import LIST_SECTIONS
 from pyrofl.experiments.console import show
 from pyrofl.experiments.method_names import summaries
 from pyrofl.reports.calibration import summary
@@ -23,7 +23,7 @@ def list_all(args: Namespace) -> None:
     if args.section:
         show(entries(sections()[args.section]))
         return
-    width = max(map(len, (*LISTED, "settings")))
+    width = max(map(len, (*LIST_SECTIONS, "settings")))
     wrapped = TextWrapper(100, subsequent_indent=" " * (width + 4))
     wrapped.break_long_words = wrapped.break_on_hyphens = False
     lines = [f"  {name:<{width}}  {', '.join(names)}" for name, names in sections().items()]
@@ -39,7 +39,7 @@ def sections() -> dict[str, Mapping[str, str]]:
         name: "\n".join(filter(None, (about, summary(name)))) for name, about in summaries().items()
     }
     choices = (methods, DATASETS, partitions, TEST_POLICIES, NETWORKS)
-    return dict(zip(LISTED, (*choices, LIKELIHOODS), strict=True))
+    return dict(zip(LIST_SECTIONS, (*choices, LIKELIHOODS), strict=True))
 
 
 def entries(lines: Mapping[str, str]) -> str:

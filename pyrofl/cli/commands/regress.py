@@ -17,7 +17,7 @@ from pyrofl.experiments.regressions import RegressionExperiment, read_priors, re
 from pyrofl.experiments.results import LAST
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder, run_json
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
@@ -47,7 +47,7 @@ def regress(args: Namespace) -> None:
         run_folder.prepare(folder, experiment.overwrite)
         refuse_link(folder / "figures")
         run_folder.prepare(folder / "figures", overwrite=True)
-        with locked(folder), threads(1), _told(problems):
+        with lock_folder(folder), threads(1), _told(problems):
             say(experiment, f"{tables!r}; family {experiment.family}, link {method.link}")
             with ending(lambda what: f"the regression ended: {what}"):
                 run = fit(

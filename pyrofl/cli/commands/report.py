@@ -28,7 +28,7 @@ from pyrofl.cli.output.sections import (
 from pyrofl.experiments.console import show
 from pyrofl.experiments.results import PAGE
 from pyrofl.experiments.saved_runs import SavedRun, runs
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import refuse_link
 from pyrofl.reports import first_page as words
 from pyrofl.reports.page import Section, page, write
@@ -42,8 +42,8 @@ def report(args: Namespace) -> None:
         raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
     for one in saved_runs:
         _refuse_facts(one)
-    with locked(folder):
-        refuse_link((folder / benefit.FIGURE).parent)
+    with lock_folder(folder):
+        refuse_link((folder / benefit.BENEFIT_FIGURE).parent)
         location = write(folder / PAGE, html(folder, saved_runs, args.question))
     show(location)
 
@@ -102,7 +102,10 @@ def summary(
         answer = benefit.compare_with_local(folder, saved, None)
         benefit.write(folder, answer)
         results, more = answer.results, [bought(answer)]
-        drawn = folder / benefit.FIGURE, "Difference from each client's own model, smallest first"
+        drawn = (
+            folder / benefit.BENEFIT_FIGURE,
+            "Difference from each client's own model, smallest first",
+        )
     except ValueError as error:
         problems += [f"Benefit not computed: {error}."] if several else []
     parts = {}

@@ -17,7 +17,7 @@ from pyrofl.experiments.methods import reaching
 from pyrofl.experiments.results import LAST, RESULTS
 from pyrofl.experiments.tasks import Task
 from pyrofl.files import checkpoint_file, run_folder, run_json
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.definition.metadata import Moments, of_kind
@@ -48,7 +48,7 @@ def open_run_folders(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
                 raise ValueError(f"{path / name} is a directory; expected a file, or nothing")
     with ExitStack() as held:
         for path in (*above, *(job.path for job in jobs)):
-            if dead := held.enter_context(locked(path)):
+            if dead := held.enter_context(lock_folder(path)):
                 tell(f"{dead}; taking it over\n")
         for job in jobs:
             run_folder.sweep(job.path)

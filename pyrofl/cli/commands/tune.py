@@ -21,7 +21,7 @@ from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import run_folder, run_json, text_tables
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.tuning.results import COLUMNS, Margin, TuningResult, describe_setting
 from pyrofl.inference.tuning.studies import LOCK, STORAGE, OtherSearch, load_optuna
@@ -81,7 +81,7 @@ def tune(experiment: Experiment) -> None:
     own = rf"tune\.(csv|json)|figures|{STORAGE}({LOCK})?" if experiment.resume else ""
     say(experiment, f"{len(search.settings)} settings of {job.name}, {until(search)}")
     run_folder.prepare(path, experiment.overwrite, own)
-    with locked(path) as dead:
+    with lock_folder(path) as dead:
         if dead:
             tell(f"{dead}; taking it over\n")
         result = done(search)

@@ -19,10 +19,10 @@ from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_o
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST: dict[RowScore, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
+BEST_SCORES: dict[RowScore, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
 Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
 
-OWN = "local"
+LOCAL_METHOD = "local"
 WORDS = {"personal": "personalized model", "global": "global model"}
 
 
@@ -70,8 +70,10 @@ class ModelComparison:
 
 def paired(folder: Path, saved: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
     """Pair each run with the run of the method `local` (no federation) that has the same seed."""
-    owns = {one.seed: one for one in saved if one.method == OWN}
-    pairs = [(owns[one.seed], one) for one in saved if one.method != OWN and one.seed in owns]
+    owns = {one.seed: one for one in saved if one.method == LOCAL_METHOD}
+    pairs = [
+        (owns[one.seed], one) for one in saved if one.method != LOCAL_METHOD and one.seed in owns
+    ]
     if not pairs:
         held = ", ".join(sorted({one.path.name for one in saved}))
         raise ValueError(
@@ -143,7 +145,7 @@ def compare_models(
         sites.append(ClientComparison(str(name), int(size), len(part), own, score, better))
     whole = means.groupby("row")["better"].mean().to_numpy()
     seeds = table.groupby("seed")[["score", "own"]].mean()
-    least, most = 0.0 if binary else -np.inf, MOST.get(by, np.inf)
+    least, most = 0.0 if binary else -np.inf, BEST_SCORES.get(by, np.inf)
     over = interval_over_seeds(seeds["score"].to_numpy(), seeds["own"].to_numpy(), least, most)
     opens = [sum(not one.converged for one in of) for of in zip(*pairs, strict=True)] or [0, 0]
     sites.sort(key=lambda site: (site.size, site.client))

@@ -218,7 +218,7 @@ def main_rows(saved: SavedRun) -> Any:
     """
     table = of_model(rows.read(saved.path), (saved.method, *saved.facts["tested"].get("main", ())))
     if not len(table):
-        raise ValueError(f"{saved.path / rows.NAME} has no rows of the main model")
+        raise ValueError(f"{saved.path / rows.ROWS_FILE} has no rows of the main model")
     return table
 
 

@@ -23,7 +23,7 @@ from pyrofl.data.tables.data_quality import (
 )
 from pyrofl.data.tables.feature_selection import choose, far_apart, without_categories
 from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
-from pyrofl.data.tables.preprocessor import Prepared, PreprocessingPlan, Preprocessor
+from pyrofl.data.tables.preprocessor import ColumnPreprocessing, PreprocessingPlan, Preprocessor
 from pyrofl.data.tables.row_checks import (
     cells_of,
     determines,
@@ -182,7 +182,9 @@ def load_csv(
             lost=tuple(sorted(lost)),
             reordered=table.reordered,
             scales=apart,
-            preparation=None if active else Preprocessor(tuple(map(Prepared, chosen.names))),
+            preparation=None
+            if active
+            else Preprocessor(tuple(map(ColumnPreprocessing, chosen.names))),
         ),
         recipe=plan if active else None,
         weights=weights,

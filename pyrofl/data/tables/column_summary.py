@@ -14,7 +14,7 @@ from pyrofl.arguments import check_name, checked
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import columns_of
 
-SAME = 1e-12  # relative spread below which all values of a column count as equal
+CONSTANT_TOLERANCE = 1e-12  # relative spread below which all values of a column count as equal
 SMALLEST = 1e-100  # of which squares are not 0
 Numbers = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class ColumnSummary:
     @property
     def varies(self) -> bool:
         """Whether the column's numbers differ by more than rounding errors."""
-        return self.squares > self.count * (SAME * self.mean) ** 2
+        return self.squares > self.count * (CONSTANT_TOLERANCE * self.mean) ** 2
 
     @property
     def underflows(self) -> bool:

@@ -33,9 +33,9 @@ SAME_WORDS = {
 }
 """Concept -> spellings of each of its categories."""
 OTHER_WORDS = frozenset(["d", "divers", "diverse", "x", "other", "unknown", "unbekannt", "u"])
-FEW = 10  # largest number of different values that may be meaningful codes
+MAX_CODE_VALUES = 10  # largest number of different values that may be meaningful codes
 HEAPED = 4  # rows with a code, from which they may be more than the rows with numbers near it
-NEAR = 0.1  # part of the range of the other numbers, at the end near a code
+CODE_RANGE_SHARE = 0.1  # part of the range of the other numbers, at the end near a code
 MOST_OF = 0.9  # fraction of a column's variance that a single cell explains
 FEWEST = 10  # values from which a pattern is hardly chance
 
@@ -128,7 +128,7 @@ def of_numbers(column: Column) -> str:
     distinct = np.unique(values)
     if text := code_warning(column.name, [values]):
         return text
-    if len(distinct) <= FEW:
+    if len(distinct) <= MAX_CODE_VALUES:
         return ""
     message = f"column {column.name} holds"
     if ROW_NUMBER.search(column.name) and len(distinct) == len(values):
@@ -168,7 +168,7 @@ def code_warning(column: str, clients: Sequence[Numbers]) -> str:
         return ""
     codes: Sequence[int] = CODES
     rests = [values[~np.isin(values, CODES)] for values in parts]
-    if is_few := len(_first_values(rests)) <= FEW:
+    if is_few := len(_first_values(rests)) <= MAX_CODE_VALUES:
         codes, rests = CODES_OF_FEW, [values[~np.isin(values, CODES_OF_FEW)] for values in parts]
     rests = [rest for rest in rests if len(rest)]
     if len(_first_values(rests)) < 2:
@@ -179,7 +179,7 @@ def code_warning(column: str, clients: Sequence[Numbers]) -> str:
         outside = max(low - code, code - high)
         if count < 2 or outside <= 0:
             continue
-        width = outside + NEAR * (high - low)
+        width = outside + CODE_RANGE_SHARE * (high - low)
         near = sum(np.count_nonzero(np.abs(rest - code) <= width) for rest in rests)
         is_far = outside > (2 * max(high - low, 1) if is_few else (high - low) / 2)
         is_negative = code < 0 <= low and (code < -1 or low > 0)
@@ -194,7 +194,9 @@ def code_warning(column: str, clients: Sequence[Numbers]) -> str:
 
 def _first_values(clients: Sequence[Numbers]) -> set[float]:
     """Return the different values of all clients, at most eleven of each."""
-    return {value for values in clients for value in np.unique(values)[: FEW + 1].tolist()}
+    return {
+        value for values in clients for value in np.unique(values)[: MAX_CODE_VALUES + 1].tolist()
+    }
 
 
 def of_measurements(column: str, words: Sequence[str]) -> str:
@@ -203,7 +205,7 @@ def of_measurements(column: str, words: Sequence[str]) -> str:
     >>> of_measurements("age", [f"{k},5" for k in range(20)])[:58]
     "column age holds text that reads as numbers, such as '0,5'"
     """
-    if len(words) <= FEW:
+    if len(words) <= MAX_CODE_VALUES:
         return ""
     kind = next((k for k, form in FORMS.items() if all(map(form.fullmatch, words))), "")
     if not kind:

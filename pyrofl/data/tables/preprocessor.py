@@ -30,14 +30,14 @@ from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.user_warnings import warn_user
 
-Unseen = Literal["refuse", "zero"]
+UnseenCategoryPolicy = Literal["refuse", "zero"]
 """Treatment of categories without a training row: an error, or 0 in all features of the column."""
 
-GAP = "{} is missing"
+MISSING_FEATURE_NAME = "{} is missing"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class ColumnPreprocessing:
     """Preprocessing of one table column: standardization, or a 0/1 feature for each category."""
 
     name: str
@@ -56,7 +56,7 @@ class Prepared:
     def features(self) -> tuple[str, ...]:
         """Names of the features computed from the column."""
         of = (self.name,) if self.levels is None else (f"{self.name}={w}" for w in self.levels)
-        return (*of, *((GAP.format(self.name),) if self.marked else ()))
+        return (*of, *((MISSING_FEATURE_NAME.format(self.name),) if self.marked else ()))
 
     def encode(self, values: Numbers, levels: Sequence[str] | None) -> list[Numbers]:
         """Compute a column's features, [N] each, from its numbers or category codes."""
@@ -74,13 +74,13 @@ class Prepared:
 class Preprocessor:
     """Preprocessing of the columns of a table into the features of x."""
 
-    columns: tuple[Prepared, ...]
+    columns: tuple[ColumnPreprocessing, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)  # column -> why it is no feature
 
     @classmethod
     def of_columns(cls, names: Iterable[str]) -> Preprocessor:
         """Return the preprocessor that leaves columns of numbers unchanged."""
-        return cls(tuple(map(Prepared, names)))
+        return cls(tuple(map(ColumnPreprocessing, names)))
 
     @classmethod
     def of(
@@ -112,11 +112,11 @@ class Preprocessor:
         """
         clients = list(told)
         names = names or [f"client {j}" for j in range(len(clients))]
-        _refuse_unlike(clients, names)
+        _check_same_columns(clients, names)
         for text in in_spelling_and_units(clients, names) if warns else ():
             warn_user(text)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
-        columns, left_out = list[Prepared](), dict[str, str]()
+        columns, left_out = list[ColumnPreprocessing](), dict[str, str]()
         for name, column in whole.items():
             gaps: dict[str, Any] = {}
             if fill:
@@ -129,15 +129,17 @@ class Preprocessor:
             if not column.count and name not in plain:
                 left_out[name] = "no training row has a value"
             elif column.levels is not None:
-                columns.append(Prepared(name, levels=_sorted(name, column.levels), **gaps))
+                columns.append(
+                    ColumnPreprocessing(name, levels=_sort_categories(name, column.levels), **gaps)
+                )
             elif name in plain:
-                columns.append(Prepared(name))
+                columns.append(ColumnPreprocessing(name))
             elif scaling == "none":
-                columns.append(Prepared(name, **gaps))
+                columns.append(ColumnPreprocessing(name, **gaps))
             elif not column.varies and not (fill and column.gaps):
                 left_out[name] = f"all training rows have {column.mean:g}"
             else:
-                columns.append(Prepared(name, *column.moments, **gaps))
+                columns.append(ColumnPreprocessing(name, *column.moments, **gaps))
         if not columns:
             why = listed([f"{name} ({why})" for name, why in left_out.items()])
             raise ValueError(f"no column is left: {why}; expected one that differs between rows")
@@ -146,7 +148,7 @@ class Preprocessor:
     @property
     def plain(self) -> bool:
         """Whether preprocessing leaves all columns unchanged."""
-        return all(column == Prepared(column.name) for column in self.columns)
+        return all(column == ColumnPreprocessing(column.name) for column in self.columns)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -156,22 +158,22 @@ class Preprocessor:
     @property
     def center(self) -> Tensor:
         """Center subtracted from each feature, in the unit of its column: float64 [F]."""
-        centers = [c.center if is_owner else 0.0 for c, is_owner in self._owners]
+        centers = [c.center if is_owner else 0.0 for c, is_owner in self._source_columns]
         return torch.tensor(centers, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
         """Scale by which each feature is divided, in the unit of its column: float64 [F]."""
-        scales = [c.scale if is_owner else 1.0 for c, is_owner in self._owners]
+        scales = [c.scale if is_owner else 1.0 for c, is_owner in self._source_columns]
         return torch.tensor(scales, dtype=torch.float64)
 
     @property
-    def _owners(self) -> list[tuple[Prepared, bool]]:
+    def _source_columns(self) -> list[tuple[ColumnPreprocessing, bool]]:
         """Source column of each feature, and whether the feature holds that column's numbers."""
         return [(c, name == c.name) for c in self.columns for name in c.features]
 
     @checked
-    def apply(self, table: Any, *, unseen: Unseen = "refuse") -> Tensor:
+    def apply(self, table: Any, *, unseen: UnseenCategoryPolicy = "refuse") -> Tensor:
         """Compute the features of a table's rows: float32 [N, F].
 
         Args:
@@ -203,7 +205,7 @@ class Preprocessor:
         ]
         return torch.from_numpy(np.stack(columns, 1).astype(np.float32))
 
-    def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
+    def find_outlier(self, features: Tensor) -> tuple[int, ColumnPreprocessing, float] | None:
         """Return the value farthest from its training mean if it is an outlier, else None.
 
         Args:
@@ -212,14 +214,18 @@ class Preprocessor:
         Returns:
             Its row, its column and its distance in standard deviations; None if there is none.
         """
-        at = [i for i, (c, is_owner) in enumerate(self._owners) if is_owner and c.is_standardized]
+        at = [
+            i
+            for i, (c, is_owner) in enumerate(self._source_columns)
+            if is_owner and c.is_standardized
+        ]
         if not at or not len(features):
             return None
         cell = outlier(features[:, at].nan_to_num(0.0).numpy())
         if not cell:
             return None
         row, i = cell
-        return row, self._owners[at[i]][0], float(features[row, at[i]])
+        return row, self._source_columns[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
         """Convert coefficients and intercept of a linear model to the columns' original units.
@@ -260,7 +266,7 @@ class Preprocessor:
         """
         try:
             parsed = json.loads(text)
-            columns = tuple(_read(column) for column in parsed["columns"])
+            columns = tuple(_column_from_json(column) for column in parsed["columns"])
             return cls(columns, {str(n): str(why) for n, why in parsed["left_out"].items()})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -277,7 +283,9 @@ class Preprocessor:
         parts += [f"left out: {n} ({why})" for n, why in self.left_out.items()]
         return "; ".join(parts)
 
-    def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
+    def _raw(
+        self, how: ColumnPreprocessing, columns: Mapping[str, Column], unseen: UnseenCategoryPolicy
+    ) -> Numbers:
         """Return a table column's numbers or category codes [N], before preprocessing."""
         if how.name not in columns:
             check_name(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
@@ -324,22 +332,22 @@ class PreprocessingPlan:
                 f"{listed(self.columns)} are to be prepared (scaling='none' leaves them)"
             )
         values = raw.double().numpy()
-        summaries = [self._told(values[rows]) for rows in train]
+        summaries = [self._summarize_columns(values[rows]) for rows in train]
         options: Any = {"fill": self.fill, "plain": self.plain, "names": names}
         preprocessor = Preprocessor.of(summaries, self.scaling, warns=False, **options)
         return (
             preprocessor.encode(values, self.levels, self.columns),
             preprocessor,
-            self._unseen(values, preprocessor),
+            self._unseen_categories(values, preprocessor),
         )
 
-    def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:
+    def _summarize_columns(self, rows: Numbers) -> dict[str, ColumnSummary]:
         return {
             name: summarize_values(values, self.levels.get(name))
             for name, values in zip(self.columns, rows.T, strict=True)
         }
 
-    def _unseen(self, values: Numbers, preprocessor: Preprocessor) -> dict[str, str]:
+    def _unseen_categories(self, values: Numbers, preprocessor: Preprocessor) -> dict[str, str]:
         """Return each column's categories that occur in no training row, with row counts."""
         levels_by_name = {column.name: column.levels for column in preprocessor.columns}
         unseen = {}
@@ -351,7 +359,7 @@ class PreprocessingPlan:
         return unseen
 
 
-def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
+def _sort_categories(name: str, levels: Sequence[str]) -> tuple[str, ...]:
     """Sort categories, numbers first; raise ValueError if a number is written in two ways."""
     ways: dict[float, str] = {}
     for word in levels:
@@ -363,7 +371,9 @@ def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
     return (*(ways[value] for value in sorted(ways)), *sorted(texts))
 
 
-def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]) -> None:
+def _check_same_columns(
+    clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
+) -> None:
     if not clients:
         raise ValueError("there is no column summary; expected those of at least one client")
     first = clients[0]
@@ -384,11 +394,13 @@ def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]], names: Sequen
                 )
 
 
-def _read(column: Mapping[str, Any]) -> Prepared:
+def _column_from_json(column: Mapping[str, Any]) -> ColumnPreprocessing:
     """Restore the preprocessing of one column from its JSON values, and validate it."""
-    column_of_json = Prepared(**column)
+    column_of_json = ColumnPreprocessing(**column)
     if column_of_json.levels is not None:
-        column_of_json = Prepared(**{**column, "levels": tuple(map(str, column_of_json.levels))})
+        column_of_json = ColumnPreprocessing(
+            **{**column, "levels": tuple(map(str, column_of_json.levels))}
+        )
     numbers = (
         column_of_json.center,
         column_of_json.scale,

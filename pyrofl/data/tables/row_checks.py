@@ -24,7 +24,7 @@ EXACT = 1e-8  # part of the variance that a linear function may leave, as of rou
 LEAST_ONCE = 5.0  # number of unique rows expected if equal rows were due to chance
 MOST_COPIES = 0.2  # fraction of the test rows, or of rows that repeat a pair of values
 MOST_ONCE = 0.05  # fraction of rows that occur once, where all others are copies
-FAR = 20.0  # standard deviations beyond which a number is an outlier
+MAX_DEVIATIONS = 20.0  # standard deviations beyond which a number is an outlier
 SHIFTED = 4.0  # standard deviations beyond which no column lies as a whole
 SEVERAL = 3  # different numbers, more than a rare code has
 MOST_BY_CHANCE = 0.05  # fraction of the pairs of equal rows
@@ -275,7 +275,7 @@ def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
     ((1, 0), (2, 0))
     """
     far = np.abs(off)
-    if far.max() > FAR:
+    if far.max() > MAX_DEVIATIONS:
         row, column = divmod(int(far.argmax()), off.shape[1])
         return row, column
     shift = np.maximum(off.min(0), -off.max(0))  # of the nearest number, if all are on one side

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-MOST = 8  # names that are listed before the rest is counted
+MAX_LISTED_NAMES = 8  # names that are listed before the rest is counted
 
 
-def listed(words: Sequence[str], most: int = MOST) -> str:
+def listed(words: Sequence[str], most: int = MAX_LISTED_NAMES) -> str:
     """Format a comma-separated list of the first words and the number of remaining words.
 
     >>> listed("abcd", 3), listed("abc", 3)

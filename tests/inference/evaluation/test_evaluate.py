@@ -119,7 +119,7 @@ def test_of_many_rows_a_metric_sees_all(monkeypatch):
     def right(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
         return mean(prediction.mean.argmax(-1) == y, mask)
 
-    monkeypatch.setattr(predicting, "ROWS", 3)
+    monkeypatch.setattr(predicting, "PREDICTION_CHUNK_ROWS", 3)
     scores = evaluate(classifier, data, state, part="train", metrics={"right": right})
     torch.testing.assert_close(scores.values["right"], scores.values["accuracy"])
 
@@ -337,7 +337,7 @@ def test_calibration_gathers_the_rows_of_all_clients(method: Method, state: Roun
 @pytest.mark.parametrize("rows", [1, 3, 512])
 @pytest.mark.parametrize("model", ["personal", "global"])
 def test_a_prediction_that_is_no_number_is_named(blobs, monkeypatch, rows, model):
-    monkeypatch.setattr(predicting, "ROWS", rows)
+    monkeypatch.setattr(predicting, "PREDICTION_CHUNK_ROWS", rows)
     method = fedavg.build(toys.net("softmax"), epochs=1, fine_tune=1)
     trained = first(method, blobs, 0)
     trained = replace(trained, server={n: 100 * v for n, v in trained.server.items()})
@@ -406,7 +406,7 @@ def test_the_crps_of_other_families_is_drawn_client_by_client(state, draws):
 def test_many_draws_of_normals_have_the_crps_of_few(method, state, monkeypatch):
     found = []
     for few in (64, 0):
-        monkeypatch.setattr(predicting, "FEW", few)
+        monkeypatch.setattr(predicting, "MAX_CLOSED_FORM_NORMALS", few)
         found.append(evaluate(method, constants(), state, model="global").predicted.crps)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=4 / math.sqrt(500))
     assert not torch.equal(*found)

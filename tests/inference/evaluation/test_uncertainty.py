@@ -124,7 +124,7 @@ def test_the_total_is_the_entropy_of_what_predict_says(draws, blobs, monkeypatch
     if draws is None:
         close(found.values["epistemic"], torch.zeros(48), 1e-12)
     # Rows come in blocks, here of three; nothing depends on that, but for which draws they see.
-    monkeypatch.setattr(predict, "ROWS", 3)
+    monkeypatch.setattr(predict, "PREDICTION_CHUNK_ROWS", 3)
     again = pyrofl.checks.uncertainty(method, blobs, state, draws=draws)
     assert {n: v.shape for n, v in again.values.items()} == dict.fromkeys(SCORES, (48,))
     if draws is None:

@@ -16,13 +16,13 @@ from torch import Tensor
 import pyrofl
 from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import draws_specification
-from pyrofl.inference.posteriors.group_weights import GroupWeighing
+from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors
 
 
-class Bounded(GroupWeighing):
+class Bounded(GroupImportanceSampler):
     """Two clients whose noise z has a density for z < 1 alone."""
 
     def _evaluated(self, noise: Tensor, own: Tensor) -> tuple[Tensors, Any, Any]:
@@ -64,7 +64,7 @@ def test_own_probabilities_of_a_u_shaped_density_are_integrated():
     groups = grouped(method, data, run.state, torch.arange(data.clients), asked)
     noise = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
     for group in groups:
-        part = GroupWeighing(method, group, GuidedSites(method, group))
+        part = GroupImportanceSampler(method, group, GuidedSites(method, group))
         log_l = part.together(noise, 64, 1).log_l
         m, c = (part.shared_values()[n][:, None] for n in ("m", "c"))
         a, b, k, n = m * c, (1 - m) * c, events[group.ids], rows[group.ids]

@@ -20,7 +20,7 @@ from pyrofl.inference.posteriors import importance_sampling
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.importance_sampling import (
-    BAD,
+    MAX_RELIABLE_K,
     Request,
     TermsReply,
     Weighing,
@@ -124,7 +124,7 @@ def test_bounded_weights_have_no_heavy_tail():
     source = Generator().manual_seed(0)
     w = 1 + 0.3 * torch.rand(5000, generator=source, dtype=torch.float64)
     w[:100] = 3 * torch.rand(100, generator=source, dtype=torch.float64).clamp(min=0.6)
-    assert smoothed(w.log())[1] > BAD
+    assert smoothed(w.log())[1] > MAX_RELIABLE_K
     log_w, k = weighted(w.log())
     assert k < 0.3
     assert torch.equal(log_w, smoothed(w.log())[0])
@@ -133,7 +133,9 @@ def test_bounded_weights_have_no_heavy_tail():
 @pytest.mark.parametrize("k", [0.8, 0.9, 1.2])
 def test_the_bound_does_not_hide_heavy_tails(k):
     uniform = torch.rand(200, 5000, generator=Generator().manual_seed(0), dtype=torch.float64)
-    hidden = [smoothed(log_w)[1] > BAD >= weighted(log_w)[1] for log_w in -k * uniform.log()]
+    hidden = [
+        smoothed(log_w)[1] > MAX_RELIABLE_K >= weighted(log_w)[1] for log_w in -k * uniform.log()
+    ]
     assert np.mean(hidden) <= 0.05
 
 
@@ -159,10 +161,10 @@ def test_bounded_values_that_many_draws_reach_have_no_heavy_tail():
     log_w = torch.zeros(4000).double()
     log_w[:120] = math.log(4000 / 120)
     off = x - log_w.softmax(0) @ x
-    assert float(_shape(off.square() * log_w.softmax(0)[:, None])) > BAD
+    assert float(_shape(off.square() * log_w.softmax(0)[:, None])) > MAX_RELIABLE_K
     found = dict(zip(ESTIMATES, shapes(x, log_w.log_softmax(0), 0.0), strict=True))
-    assert float(found["sd"]) < BAD
-    assert float(found["mean"]) < BAD
+    assert float(found["sd"]) < MAX_RELIABLE_K
+    assert float(found["mean"]) < MAX_RELIABLE_K
 
 
 def test_estimates_that_differ_beyond_their_errors_are_named():

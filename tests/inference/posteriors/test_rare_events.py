@@ -22,7 +22,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import corrected, importance_sampling
 from pyrofl.inference.posteriors.corrected import grouped
 from pyrofl.inference.posteriors.draws import draws_specification
-from pyrofl.inference.posteriors.group_weights import GroupWeighing
+from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.proposals import Listed
 
@@ -110,7 +110,7 @@ def test_marginal_likelihoods_are_exact_in_the_tails_of_the_list(run):
         draws_specification(method, {"seed": 0, "draws": 10}),
     )
     (group,) = grouped(method, run.data, state, torch.arange(run.data.clients), asked)
-    part = GroupWeighing(method, group, GuidedSites(method, group))
+    part = GroupImportanceSampler(method, group, GuidedSites(method, group))
     terms = part.together(Listed(len(noise)).sample((len(noise),)), 8, 1)
     values = part.shared_values()
     off = terms.log_l - log_likelihoods(FEW[0], values["mu"], values["tau"])

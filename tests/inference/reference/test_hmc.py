@@ -40,7 +40,7 @@ def short(monkeypatch):
     """Shorten the warm-up, where the draws do not matter."""
     monkeypatch.setattr(hmc, "WARM", 4)
     monkeypatch.setattr(hmc, "APPROACH", 10)
-    monkeypatch.setattr(samplers, "ASCENT", 10)
+    monkeypatch.setattr(samplers, "ASCENT_STEPS", 10)
 
 
 def unreliable(*args):

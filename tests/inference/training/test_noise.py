@@ -23,7 +23,7 @@ from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
+from pyrofl.inference.training.noise import ClientNoise, LatentMeans, draw
 from pyrofl.models import guides
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors, generator
@@ -267,7 +267,7 @@ def test_guide_that_couples_clients_runs_one_by_one(blobs, make):
 
 
 def mean_of(fn: dist.TorchDistribution) -> Tensor:
-    with GuideMean():
+    with LatentMeans():
         value: Tensor = poutine.trace(lambda: pyro.sample("w", fn)).get_trace().nodes["w"]["value"]
     return value
 

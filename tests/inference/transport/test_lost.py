@@ -19,7 +19,7 @@ from sites import CLOSE, SIZES, some
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.files.lock import locked
+from pyrofl.files.lock import lock_folder
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.transport import Client, Server
@@ -190,7 +190,7 @@ def test_one_folder_has_one_server(tmp_path):
     method = fedavg.build(toys.net(), epochs=1)
     one, other = (begun(method, tmp_path / "s") for _ in range(2))
     replies = a_round(one, sites(method))
-    with locked(tmp_path / "s"), pytest.raises(ValueError, match="is in use by process"):
+    with lock_folder(tmp_path / "s"), pytest.raises(ValueError, match="is in use by process"):
         one.aggregate_train(replies)
     one.aggregate_train(replies)
     with pytest.raises(

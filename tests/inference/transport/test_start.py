@@ -18,7 +18,7 @@ from pyrofl.models import fedavg
 def there(monkeypatch):
     """Let Ray seem to be there, and no cluster."""
     monkeypatch.setattr(by_ray, "find_spec", lambda name: True)
-    monkeypatch.setattr(by_ray, "_joined", lambda: False)
+    monkeypatch.setattr(by_ray, "_is_ray_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
@@ -48,14 +48,14 @@ def test_workers_are_of_ray_and_no_more_than_clients(blobs, there):
 def test_a_cluster_is_to_be_told_how_many_and_has_room_for_them(blobs, there, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "there:6379")
     refused("workers is None, but RAY_ADDRESS names a cluster; pass", blobs, engine="ray")
-    monkeypatch.setattr(by_ray, "_joined", lambda: True)
-    monkeypatch.setattr(by_ray, "_room", lambda _: 3)
+    monkeypatch.setattr(by_ray, "_is_ray_initialized", lambda: True)
+    monkeypatch.setattr(by_ray, "_max_workers", lambda _: 3)
     refused("workers is 4, but Ray has 3 CPUs; expected at most 3", blobs, engine="ray", workers=4)
     assert by_ray.hired(None, blobs) == 3
 
 
 def test_as_many_workers_as_cores_or_clients(blobs, there, monkeypatch):
-    monkeypatch.setattr(by_ray, "_room", lambda _: 64)
+    monkeypatch.setattr(by_ray, "_max_workers", lambda _: 64)
     assert by_ray.hired(None, blobs) == 12
     assert by_ray.hired(5, blobs) == 5
     assert "ray" not in sys.modules or not by_ray._joined()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product as every
+from itertools import product_mode as every
 from math import exp, log
 from typing import Any, NamedTuple
 
@@ -21,15 +21,15 @@ from pyrofl.inference.definition.programs import Loss
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import metavd
 from pyrofl.models.guides.dropout import (
-    FAMILIES,
-    Divergence,
-    bounded,
+    DROPOUT_GUIDES,
+    HierarchicalKL,
+    clamp_log,
     dropout_rate,
     hierarchical,
     log_alpha,
     log_variance,
     normal,
-    product,
+    product_mode,
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import pruning
@@ -47,7 +47,7 @@ def leaf(value: float) -> Tensor:
 
 def divergence(coordinates: str, theta: Tensor, s: Tensor) -> Tensor:
     """Return the KL divergence of one weight from its prior."""
-    q = FAMILIES[coordinates](SHAPE)
+    q = DROPOUT_GUIDES[coordinates](SHAPE)
     none = torch.zeros(1, 0)
     batch = Batch(none, none, none.bool(), torch.ones(1), torch.zeros(1).long())
     mean, variance = q.moments({}, {"mu/w": theta, "pi/w": s}, batch)
@@ -80,7 +80,7 @@ def test_the_divergence_in_log_variances():
     close(slopes[1].flatten(), [-0.5 * THETA**2 / (THETA**2 + exp(float(s.detach())))])
 
 
-@pytest.mark.parametrize("coordinates", FAMILIES)
+@pytest.mark.parametrize("coordinates", DROPOUT_GUIDES)
 def test_beyond_its_bounds_a_spread_has_no_slope(coordinates):
     for s in (-9.0, 9.0):
         (slope,) = torch.autograd.grad(divergence(coordinates, leaf(0.3), raw := leaf(s)), raw)
@@ -102,15 +102,15 @@ def test_starts_have_the_noise_they_are_asked_for():
 def test_products_of_normals():
     mean = torch.tensor([[1.0], [3.0]]).double()
     alpha, share = torch.tensor([[0.5], [2.0]]).double(), torch.tensor([0.25, 0.75]).double()
-    assert float(product(mean, alpha * mean**2, share)) == pytest.approx(1.1538, abs=5e-5)
-    assert float(product(mean, alpha, share)) == pytest.approx(1.8571, abs=5e-5)
-    close(product(mean, torch.full_like(mean, 0.3), share), [0.25 + 2.25], 1e-9)
+    assert float(product_mode(mean, alpha * mean**2, share)) == pytest.approx(1.1538, abs=5e-5)
+    assert float(product_mode(mean, alpha, share)) == pytest.approx(1.8571, abs=5e-5)
+    close(product_mode(mean, torch.full_like(mean, 0.3), share), [0.25 + 2.25], 1e-9)
     # The mode of sum_m g_m log N(w; m_m, v_m).
     rng = generator(4)
     m = torch.randn(5, 3, generator=rng, dtype=torch.float64)
     v = torch.rand(5, 3, generator=rng, dtype=torch.float64) + 0.1
     g = torch.rand(5, generator=rng, dtype=torch.float64)
-    w = product(m, v, g).requires_grad_()
+    w = product_mode(m, v, g).requires_grad_()
     total = (g[:, None] * torch.distributions.Normal(m, v.sqrt()).log_prob(w)).sum()
     (slope,) = torch.autograd.grad(total, w)
     close(slope, torch.zeros(3), 1e-8)
@@ -120,7 +120,7 @@ def test_exact_posteriors_multiply_to_the_joint_optimum(quadratic):
     # Clients of the quadratic pair with their diagonals alone: posteriors N(mu_j, 1 / Lam_j).
     precision = quadratic.precision.diagonal(dim1=1, dim2=2)
     joint = (precision * quadratic.mean).sum(0) / precision.sum(0)
-    close(product(quadratic.mean, 1 / precision, torch.ones(2).double()), joint, 1e-9)
+    close(product_mode(quadratic.mean, 1 / precision, torch.ones(2).double()), joint, 1e-9)
     slope = (precision * (joint - quadratic.mean)).sum(0)
     close(slope, [0.0, 0.0])
 
@@ -205,16 +205,16 @@ def test_the_divergence_and_its_slopes_are_torchs():
     variance = (0.5 * torch.randn(2, 1, 4, 3, generator=rng).double()).exp().requires_grad_()
     prior = hierarchical(mean, variance, 2, "alpha")
     q = normal(mean, variance, 2)
-    known, found = kl_divergence(q, prior), Divergence.apply(mean, variance, 2)
+    known, found = kl_divergence(q, prior), HierarchicalKL.apply(mean, variance, 2)
     close(found.detach(), known.detach())
     slopes = [torch.autograd.grad(v.sum(), variance)[0] for v in (found, known)]
     close(*slopes)
-    assert torch.autograd.gradgradcheck(lambda v: Divergence.apply(mean, v, 2), variance)
+    assert torch.autograd.gradgradcheck(lambda v: HierarchicalKL.apply(mean, v, 2), variance)
 
 
 @pytest.mark.parametrize("draws", [None, 4])
 @pytest.mark.parametrize(
-    ("coordinates", "sampling"), list(every(FAMILIES, ["activations", "weights"]))
+    ("coordinates", "sampling"), list(every(DROPOUT_GUIDES, ["activations", "weights"]))
 )
 def test_losses_are_pyros(coordinates, sampling, draws):
     found, local, batch = programs(coordinates)
@@ -235,7 +235,7 @@ def test_losses_are_pyros(coordinates, sampling, draws):
         close(a, b, 1e-9)
 
 
-@pytest.mark.parametrize("coordinates", FAMILIES)
+@pytest.mark.parametrize("coordinates", DROPOUT_GUIDES)
 def test_draws_of_activations_and_of_weights_have_one_expectation(coordinates):
     found, local, batch = programs(coordinates)
     values = []
@@ -368,7 +368,7 @@ def test_limits_are_checked():
 
 def test_a_start_right_at_the_bound_can_move():
     s = torch.tensor([-9.0, -8.5, 0.0, 8.5, 9.0], requires_grad=True)
-    value = bounded(s)
+    value = clamp_log(s)
     close(value.detach(), [-8.5, -8.5, 0.0, 8.5, 8.5])
     value.sum().backward()
     close(s.grad, [0.0, 1.0, 1.0, 1.0, 0.0])

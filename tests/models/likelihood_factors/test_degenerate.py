@@ -14,7 +14,7 @@ from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.factors import log_product
-from pyrofl.models.likelihood_factors.leaving import LEAST, inverse, positive
+from pyrofl.models.likelihood_factors.leaving import MIN_RELATIVE_VARIANCE, inverse, positive
 from pyrofl.returned import ClientError
 
 
@@ -95,7 +95,10 @@ def dependent(count):
     """Return a covariance of draws that depend on one variable, but for rounding."""
     source = torch.Generator().manual_seed(0)
     u = torch.randn(4096, 1, generator=source) @ torch.randn(1, count, generator=source)
-    return torch.cov((u.double() / u.double().std(0)).T) + LEAST * torch.eye(count).double()
+    return (
+        torch.cov((u.double() / u.double().std(0)).T)
+        + MIN_RELATIVE_VARIANCE * torch.eye(count).double()
+    )
 
 
 def test_inverses_of_nearly_dependent_variables_are_positive_definite():
@@ -109,12 +112,15 @@ def test_inverses_of_nearly_dependent_variables_are_positive_definite():
 
 
 def test_covariances_that_are_not_positive_definite_become_so():
-    good, bad = torch.eye(5).double() + 0.5, dependent(5) - 2 * LEAST * torch.eye(5).double()
+    good, bad = (
+        torch.eye(5).double() + 0.5,
+        dependent(5) - 2 * MIN_RELATIVE_VARIANCE * torch.eye(5).double(),
+    )
     assert torch.linalg.cholesky_ex(bad).info
     found = positive(torch.stack([good, bad]))
     assert torch.equal(found[0], good)
     assert not torch.linalg.cholesky_ex(found).info.any()
-    assert float((found[1] - bad).abs().max()) < 5 * LEAST
+    assert float((found[1] - bad).abs().max()) < 5 * MIN_RELATIVE_VARIANCE
 
 
 FULL = torch.arange(40).double() % 3 != 0

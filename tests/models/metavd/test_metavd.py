@@ -24,7 +24,7 @@ from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, guides, metavd
-from pyrofl.models.guides.dropout import TINY
+from pyrofl.models.guides.dropout import MIN_SQUARED_MEAN
 from pyrofl.models.metavd import hypernetwork
 from pyrofl.nets import build as network
 from pyrofl.tensors import Tensors, generator, role, under
@@ -164,7 +164,10 @@ def test_the_server_averages_the_layer_by_precision_and_the_rest_by_size(precisi
         mean = torch.einsum("c,c...->...", G, v)
         if n == "fc2.weight":
             g, s = G[:, None, None], message["spread/fc2.weight"].clamp(-8.5, 8.5)
-            weight = g / (s.exp() / ((v**2).clamp(min=TINY) if precision == "alpha" else 1) + 1e-10)
+            weight = g / (
+                s.exp() / ((v**2).clamp(min=MIN_SQUARED_MEAN) if precision == "alpha" else 1)
+                + 1e-10
+            )
             assert not torch.allclose(mean, (weight * v).sum(0) / weight.sum(0), rtol=1e-3)
             mean = (weight * v).sum(0) / weight.sum(0)
         close(moved[f"loc/{n}"], mean, 1e-12)

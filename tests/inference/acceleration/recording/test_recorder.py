@@ -393,7 +393,7 @@ def test_a_client_that_diverges_is_refused_all_the_same(monkeypatch):
 
 
 def test_large_steps_and_too_many_recordings_are_not_kept(monkeypatch):
-    monkeypatch.setattr(recorder, "SMALL", 0)
+    monkeypatch.setattr(recorder, "MAX_MODIFIED_BYTES", 0)
     next(federate(METHODS["fedavg"](), toys.blobs(), 1))
     assert not made()
     monkeypatch.setattr(recorder, "MAX_RECORDINGS", 2)

@@ -239,7 +239,7 @@ def test_a_fit_advises_to_record_only_what_is_faster_then(rounds, seconds, advis
 
 
 def test_a_long_fit_says_whose_code_keeps_it_from_being_recorded(capsys, monkeypatch):
-    monkeypatch.setattr(advice, "LONG", 0.0)
+    monkeypatch.setattr(advice, "MIN_REPORTED_SECONDS", 0.0)
     monkeypatch.setattr(advice, "SAVED", 1.0)
     data = toys.blobs((20, 20))
 
