@@ -14,7 +14,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import traces
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.structure import Structure
-from pyrofl.models.shared.unconstrained import RowsFilled, decentered, layouts
+from pyrofl.models.shared.unconstrained import RowsFilled, layouts, noncentered
 from pyrofl.tensors import Tensors, default_type
 
 WIDE = 10.0  # standard deviation that stands for an improper prior
@@ -34,7 +34,7 @@ class Density:
     def of(cls, program: Program, data: Federation, shared: str) -> Density:
         """Return the density of a program; raise ValueError if z is not standard normal."""
         one = data.batch(torch.tensor([0]))
-        program = decentered(program, one)
+        program = noncentered(program, one)
         shared_sites, client_sites = layouts(program, one, shared, WIDE, rows=int(data.sizes.max()))
         if not all(site.exact and bool((site.sd == 1).all()) for site in client_sites.sites):
             raise ValueError("an own site is not normal, with or without a random scale")

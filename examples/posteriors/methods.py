@@ -27,7 +27,7 @@ from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.models import fedlap, fisher, fola, guides
 from pyrofl.models import pvi as pvi_models
 from pyrofl.models.likelihoods import named
-from pyrofl.models.shared.unconstrained import decentered
+from pyrofl.models.shared.unconstrained import noncentered
 from pyrofl.tensors import Tensors, generator
 
 DRAWS = 4000
@@ -203,7 +203,7 @@ def hmc(problem: Problem) -> Any:
 def nuts(problem: Problem) -> Any:
     """Return draws of NUTS on the pooled rows."""
     program, data = problem.pooled()
-    program = decentered(program, data.batch(torch.tensor([0])))
+    program = noncentered(program, data.batch(torch.tensor([0])))
     found = reference.nuts(
         program, data, **NUTS, seed=problem.seed, shared=problem.shared, jit=True
     )

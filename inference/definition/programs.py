@@ -53,7 +53,7 @@ __all__ = [
     "without_parameters",
 ]
 
-DECENTERED = "_decentered"  # ends the name of the standard normal of a site that was centered
+NONCENTERED = "_noncentered"  # ends the name of the standard normal of a site that was centered
 FREED = "_unconstrained"  # ends the name of a site whose support depended on other sites or data
 
 Program = Callable[[Tensors, Tensors, Batch], object]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyrofl.inference.definition.programs import DECENTERED, FREED
+from pyrofl.inference.definition.programs import FREED, NONCENTERED
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.importance_sampling import MAX_RELIABLE_K, MIN_ESS, Weights
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATES
@@ -38,7 +38,7 @@ def heavy_estimates(weights: Weights) -> str:
     """Return which means and standard deviations of a program's sites have too large a Pareto k."""
     texts = []
     for site, value in weights.shapes.items():
-        if site.endswith((DECENTERED, FREED)):
+        if site.endswith((NONCENTERED, FREED)):
             continue
         for name, k in zip(ESTIMATES, value, strict=True):
             if k.numel() and float(k.max()) > MAX_RELIABLE_K:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
-ADDED = ("_decentered", "_unconstrained")  # end the names of sites that the library adds
+ADDED = ("_noncentered", "_unconstrained")  # end the names of sites that the library adds
 OF_RUN = ("pareto_k", "importance_ess")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
-from pyrofl.inference.definition.programs import DECENTERED, Program
+from pyrofl.inference.definition.programs import NONCENTERED, Program
 from pyrofl.models.likelihood_factors.linear import has_constant_noise, is_linear, with_linear_mask
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
@@ -313,7 +313,7 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
         at, begin = slice(begin, begin + len(root.mean)), begin + len(root.mean)
         k = tuple(root.transform(root.mean.view(root.shape)).shape)
         for site in structure.client_sites.sites:
-            raw = not site.name.endswith(DECENTERED) and not site.plate
+            raw = not site.name.endswith(NONCENTERED) and not site.plate
             if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
                 pairs = {**structure.correlated, site.name: root.name}
                 new = replace(structure, correlated=pairs)
@@ -329,7 +329,7 @@ def _scaled(structure: Structure, batch: Batch) -> Structure:
     e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
     raw = torch.cat(
         [
-            torch.full((len(s.mean),), not s.name.endswith(DECENTERED))
+            torch.full((len(s.mean),), not s.name.endswith(NONCENTERED))
             for s in structure.client_sites.sites
         ]
     )

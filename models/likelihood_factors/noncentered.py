@@ -11,13 +11,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyrofl.inference.definition.elbo import base_of
-from pyrofl.inference.definition.programs import DECENTERED
+from pyrofl.inference.definition.programs import NONCENTERED
 from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.models.shared.unconstrained import as_deterministic
 
 
 class NonCentered(Messenger):
-    """Pyro handler that writes own normal sites as loc + root NAME_decentered; it keeps each root.
+    """Pyro handler that writes own normal sites as loc + root NAME_noncentered; it keeps each root.
 
     A root is a matrix [..., k, k] of a multivariate normal, or scales [..., *p].
     """
@@ -39,8 +39,8 @@ class NonCentered(Messenger):
             )
         shape = fn.batch_shape + fn.event_shape
         standard = dist.Normal(base.loc.new_zeros(shape), base.loc.new_ones(shape))
-        noise = pyro.sample(msg["name"] + DECENTERED, standard.to_event(fn.event_dim))
+        noise = pyro.sample(msg["name"] + NONCENTERED, standard.to_event(fn.event_dim))
         root = base.scale_tril if matrix else base.scale.expand(shape)
         value = base.loc + ((root @ noise[..., None])[..., 0] if matrix else root * noise)
-        self.roots[msg["name"] + DECENTERED] = root, matrix
+        self.roots[msg["name"] + NONCENTERED] = root, matrix
         as_deterministic(msg, value)

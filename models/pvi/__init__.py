@@ -30,7 +30,7 @@ The powers c in [-1, 1] are learned, with covariance="full", for own variables w
 prior (v normal and linear in g; c = 0 elsewhere). In a non-centered program the rows rule
 eta = (theta - mu) / tau, so eta goes with 1 / tau; a normal joint of eta and log tau cannot, and is
 too narrow in tau, federated or not. So a centered program, theta ~ N(mu, tau), is run non-centered:
-a normal site NAME whose scale is random becomes loc + scale * NAME_decentered. Written in its own
+a normal site NAME whose scale is random becomes loc + scale * NAME_noncentered. Written in its own
 way such a fit would also stay where tau is small, as EM does: there theta = mu, for any data.
 Effects that clients share with their scale, a ~ N(mu, tau), are centered again as far as the rows
 rule them; see `centering`. Standard deviations of the population's spread over NUTS's:
@@ -102,7 +102,7 @@ from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.declared import Declared
 from pyrofl.models.shared.gaussians import Normals, enough
 from pyrofl.models.shared.sites import Layout
-from pyrofl.models.shared.unconstrained import decentered, freed, layouts, with_hidden_rows
+from pyrofl.models.shared.unconstrained import freed, layouts, noncentered, with_hidden_rows
 from pyrofl.models.shared.unconstrained import of_network as layouts_of
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -333,7 +333,7 @@ def hierarchical(
         )
     one = data.batch(torch.tensor([0]))
     program, model = model, freed(model, data)
-    model = decentered(model, one) if covariance == "full" else model
+    model = noncentered(model, one) if covariance == "full" else model
     sites = layouts(model, one, shared, improper_sd, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):
         condition = f"batch is {batch}" if batch else "there is a guide"

@@ -28,7 +28,7 @@ from pyrofl.inference.definition.elbo import (
     per_draw,
     weighed,
 )
-from pyrofl.inference.definition.programs import DECENTERED, Program
+from pyrofl.inference.definition.programs import NONCENTERED, Program
 from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 from pyrofl.user_warnings import warn_user
@@ -64,9 +64,9 @@ class Declared:
         """
         self._refuse_priors(self.shared)
         for name in self.values:
-            if name.endswith(DECENTERED):
+            if name.endswith(NONCENTERED):
                 raise ValueError(
-                    f"the name of site {name!r} ends in {DECENTERED!r}, which is reserved; "
+                    f"the name of site {name!r} ends in {NONCENTERED!r}, which is reserved; "
                     "rename it"
                 )
         for name in self.shared:

@@ -23,7 +23,7 @@ from torch.distributions import biject_to
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.prior_conversion import Prior, as_prior, nobody
-from pyrofl.inference.definition.programs import DECENTERED, FREED, Program, refuse_subsampling
+from pyrofl.inference.definition.programs import FREED, NONCENTERED, Program, refuse_subsampling
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.models.shared.places import place_of
@@ -90,8 +90,8 @@ class Scaled(Messenger):
             msg["scale"] = msg["scale"] * self.share
 
 
-class Decentered(Messenger):
-    """Pyro handler that writes normal sites in non-centered form, loc + scale * NAME_decentered."""
+class NonCentered(Messenger):
+    """Pyro handler that writes normal sites as loc + scale * NAME_noncentered."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__()
@@ -106,11 +106,11 @@ class Decentered(Messenger):
         if isinstance(fn, dist.MaskedDistribution):
             standard = standard.mask(fn._mask)
         scale: Any = {SCALE: base.scale.expand(base.batch_shape)}
-        noise = pyro.sample(msg["name"] + DECENTERED, standard, infer=scale)
+        noise = pyro.sample(msg["name"] + NONCENTERED, standard, infer=scale)
         as_deterministic(msg, base.loc + base.scale * noise)
 
 
-def decentered(program: Program, batch: Batch) -> Program:
+def noncentered(program: Program, batch: Batch) -> Program:
     """Return the Pyro program with its normal sites of random scale in non-centered form."""
     names = {
         name
@@ -120,7 +120,7 @@ def decentered(program: Program, batch: Batch) -> Program:
 
     @wraps(program)
     def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
-        with Decentered(names):
+        with NonCentered(names):
             program(received, local, batch)
 
     return stated if names else program
@@ -193,7 +193,7 @@ def as_deterministic(msg: Any, value: Tensor) -> None:
 
 def name_of(name: str) -> str:
     """Return the name in the user's program of a site that the library may have transformed."""
-    return name.removesuffix(DECENTERED).removesuffix(FREED)
+    return name.removesuffix(NONCENTERED).removesuffix(FREED)
 
 
 class _Filled(dist.MaskedDistribution):

@@ -126,7 +126,7 @@ def test_runs_count_the_same_and_agree():
 
 
 def of_schools(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """State eight schools centered: what a client has of its own is run as theta_decentered."""
+    """State eight schools centered: what a client has of its own is run as theta_noncentered."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))

@@ -745,11 +745,13 @@ def test_names_that_the_library_adds_are_refused():
     def program(received, local, batch):
         with batch.clients():
             a = pyro.sample("a", dist.Normal(0.0, 1.0))
-            b = pyro.sample("a_decentered", dist.Normal(a, 1.0))
+            b = pyro.sample("a_noncentered", dist.Normal(a, 1.0))
             with batch.rows():
                 pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
 
-    with pytest.raises(ValueError, match="'a_decentered' ends in '_decentered', which is reserved"):
+    with pytest.raises(
+        ValueError, match="'a_noncentered' ends in '_noncentered', which is reserved"
+    ):
         pyrofl.hierarchical(program, of_mean(3.0), shared="a")
 
 

@@ -362,8 +362,8 @@ def test_a_centered_program_has_draws_of_its_own_sites():
         programs.lines, data, shared="beta sd sigma", num_particles=16, steps=2
     )
     draws = posterior(method, data, toys.last(method, data, 1), 50)
-    assert set(draws) == {"beta", "sd", "sigma", "w", "w_decentered"}
-    close(draws["w"], draws["beta"] + draws["sd"] * draws["w_decentered"], 1e-12)
+    assert set(draws) == {"beta", "sd", "sigma", "w", "w_noncentered"}
+    close(draws["w"], draws["beta"] + draws["sd"] * draws["w_noncentered"], 1e-12)
 
 
 def test_cutting_what_clients_depend_on_makes_a_centered_hierarchy_overconfident():

@@ -14,7 +14,7 @@ from checks import close
 from pyro import poutine
 
 from pyrofl.data import Batch
-from pyrofl.models.shared.unconstrained import decentered, layouts
+from pyrofl.models.shared.unconstrained import layouts, noncentered
 from pyrofl.tensors import Tensors
 
 BATCH = toys.blobs().batch(torch.tensor([0]))
@@ -73,13 +73,13 @@ def centered(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 
 def test_own_normal_sites_of_random_scale_are_stated_without_center():
-    stated = decentered(centered, BATCH)
+    stated = noncentered(centered, BATCH)
     shared, own = layouts(stated, BATCH, "mu tau", 10.0)
-    assert (shared.names, own.names) == ("mu tau", "a_decentered b c_decentered")
+    assert (shared.names, own.names) == ("mu tau", "a_noncentered b c_noncentered")
     assert own.each("exact").tolist() == [1, 0, 1, 1]
     # Densities and values are those of the program as it was written, but for the change of scale.
     values = {"mu": torch.tensor([[0.7]]), "tau": torch.tensor([[0.5]]), "b": torch.tensor([[2.0]])}
-    noise = {"a_decentered": torch.tensor([[1.3]]), "c_decentered": torch.tensor([[[0.1, -2.0]]])}
+    noise = {"a_noncentered": torch.tensor([[1.3]]), "c_noncentered": torch.tensor([[[0.1, -2.0]]])}
     found = poutine.trace(poutine.condition(stated, values | noise)).get_trace({}, {}, BATCH)
     close(found.nodes["a"]["value"], [[0.7 + 0.5 * 1.3]], 1e-6)
     close(found.nodes["c"]["value"], [[[0.75, -0.3]]], 1e-6)
@@ -90,12 +90,12 @@ def test_own_normal_sites_of_random_scale_are_stated_without_center():
 
 
 def test_shared_normal_sites_of_random_scale_are_stated_without_center_too():
-    stated = decentered(centered, BATCH)
+    stated = noncentered(centered, BATCH)
     shared, own = layouts(stated, BATCH, "mu tau a c", 10.0)
-    assert (shared.names, own.names) == ("mu tau a_decentered c_decentered", "b")
+    assert (shared.names, own.names) == ("mu tau a_noncentered c_noncentered", "b")
     known = [None if s.scales is None else s.scales.tolist() for s in shared.sites]
     assert known == [None, None, [1], [1, 1]]  # the place of log tau among (mu, log tau, a, c)
-    assert decentered(by_fixed_scale, BATCH) is by_fixed_scale
+    assert noncentered(by_fixed_scale, BATCH) is by_fixed_scale
 
 
 def test_nothing_global_is_touched():
