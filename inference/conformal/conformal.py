@@ -134,7 +134,7 @@ def conformal(
     options: dict[str, Any] = {n: v for n, v in asked.items() if v is not None}
     how = EvaluationSpec.of(
         {"model": model, "adaptation": adaptation, "seed": run.seed, "draws": run.draws, **options},
-        without="population part",
+        excluded=("population", "part"),
     )
     data = run.data
     _check_rows(data)

@@ -340,7 +340,7 @@ def uncertainty(
         ValueError: as `evaluate`; or if x has another shape than the federation's, or the method
             is not a classifier.
     """
-    how = EvaluationSpec.of({"draws": 100, **asked}, without="part")
+    how = EvaluationSpec.of({"draws": 100, **asked}, excluded=("part",))
     table = ("the data", 0) if x is None else ("x", len(data.x))
     everything = data if x is None else _with_test_rows(data, x)
 

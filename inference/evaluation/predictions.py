@@ -299,7 +299,7 @@ def _prediction_spec(
     if options.get("model") not in (None, view):
         view, adaptation = str(options["model"]), "none"
     how = EvaluationSpec.of(
-        {"model": view, "adaptation": adaptation, **_said(options)}, without="population part"
+        {"model": view, "adaptation": adaptation, **_said(options)}, excluded=("population", "part")
     )
     if new and not has_rows and how.adaptation != "none":
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
@@ -65,9 +65,11 @@ class EvaluationSpec:
             )
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], without: str = "") -> EvaluationSpec:
-        """Create the settings from keyword arguments; reject arguments named in `without`."""
-        names = {f.name: f for f in fields(EvaluationSpec) if f.name not in without.split()}
+    def of(cls, options: Mapping[str, Any], excluded: Sequence[str] = ()) -> EvaluationSpec:
+        """Create the settings from keyword arguments; reject those named in `excluded`."""
+        names = {f.name: f for f in fields(EvaluationSpec)}
+        for name in excluded:
+            del names[name]
         for name in options:
             check_name(name, names, "argument")
         return EvaluationSpec(**options)

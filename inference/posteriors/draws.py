@@ -113,7 +113,7 @@ def draws_specification(method: Method, options: Mapping[str, Any]) -> Evaluatio
 
     A posterior of the server cannot be adapted.
     """
-    how = EvaluationSpec.of(options, without="population part")
+    how = EvaluationSpec.of(options, excluded=("population", "part"))
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
     if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
         raise ValueError(

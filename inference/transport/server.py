@@ -256,7 +256,7 @@ class Server:
                 f"population={others!r})"
             )
         method = self.at(max(self.state.number - 1, 0))
-        how = EvaluationSpec.of(asked, without="population seed chunk")
+        how = EvaluationSpec.of(asked, excluded=("population", "seed", "chunk_size"))
         view = how.view(method)
         how.phases(method)  # raises an error if this method does not have them
         about: Flat = {"round": self.state.number, "model": view}

@@ -89,6 +89,16 @@ def test_halves_make_the_rounds_of_the_loop(name):
         assert scores.rows.tolist() == expected.rows.tolist()
 
 
+@pytest.mark.parametrize("name", ["seed", "chunk_size", "chunk"])
+def test_settings_of_the_machines_are_not_requested(name):
+    data, method = toys.blobs(SIZES), contract.built("fedavg")
+    names = list(data.names[: data.clients])
+    server, client = Server(method, names, data.sizes, data.dtype), Client(method, data)
+    server.aggregate_train({"all": client.train(server.configure_train({"all": names})["all"])})
+    with pytest.raises(ValueError, match=name):
+        server.configure_evaluate(**{name: 2})
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedbe", "metavd", "pfedvem", "pvi"])
 @pytest.mark.parametrize("population", ["held_out", "pooled"])
 def test_rows_that_no_client_trains_on_are_scored_where_they_are(name, population):
