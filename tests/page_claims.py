@@ -455,26 +455,30 @@ CLAIMS = [
     ),
     # prediction sets
     Claim(
-        CONFORMAL,
+        NUMBERS,
         rf"of the clients is {N} to {N} for the {N} methods, with a standard error of {N}",
         lambda: [*ends(sets("coverage")), len(sets("coverage")), median(sets("error"))],
     ),
     Claim(
-        CONFORMAL,
+        NUMBERS,
         rf"Of the {N} coverages of single clients {N} are in their 95% range",
         lambda: [sum(sets("clients")), sum(sets("in_range"))],
     ),
     Claim(
-        CONFORMAL,
+        NUMBERS,
         rf"corrected for its {N} clients, is {N}",
         lambda: [max(sets("clients")), min(sets("p"))],
     ),
-    Claim(CONFORMAL, rf"have {N} to {N} classes on average", lambda: ends(sets("size"))),
-    Claim(CONFORMAL, rf"at a client is {N} to {N}\.", lambda: ends(sets("pooled_lowest"))),
-    Claim(CONFORMAL, rf"mean coverage of {N} to {N}, and", lambda: ends(sets("uncalibrated"))),
+    Claim(NUMBERS, rf"have {N} to {N} classes on average", lambda: ends(sets("size"))),
+    Claim(NUMBERS, rf"at a client is {N} to {N}\.", lambda: ends(sets("pooled_lowest"))),
+    Claim(NUMBERS, rf"mean coverage of {N} to {N}, and", lambda: ends(sets("uncalibrated"))),
     Claim(
-        CONFORMAL, rf"and {N} to {N} at the worst client", lambda: ends(sets("uncalibrated_lowest"))
+        NUMBERS, rf"and {N} to {N} at the worst client", lambda: ends(sets("uncalibrated_lowest"))
     ),
+    Claim(CONFORMAL, rf"with {N} to {N} classes on average", lambda: ends(sets("size"))),
+    Claim(CONFORMAL, rf"at a client is {N} to {N}\.", lambda: ends(sets("pooled_lowest"))),
+    Claim(CONFORMAL, rf"mean coverage of {N} to {N}\.", lambda: ends(sets("uncalibrated"))),
+    Claim(CONFORMAL, rf"sets of all {N} methods", lambda: [len(sets("coverage"))]),
     # hierarchical models
     Claim(POSTERIORS, rf"likelihood factors \| 1 \| {N} linear", lambda: [len(rounds(1))]),
     Claim(POSTERIORS, rf"likelihood factors \| 2 \| {N},", lambda: [len(rounds(2))]),

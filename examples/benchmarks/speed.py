@@ -238,18 +238,9 @@ def write(table: Path, rows: Sequence[Measured]) -> None:
 
 
 def markdown(rows: Sequence[Measured]) -> str:
-    """Return a table for a page, the smallest speed-up first; seconds are CPU time."""
-    head = ["case", "threads", "speed-up", "pyrofl", "other"]
-    lines = [
-        (
-            row.case,
-            row.threads,
-            short(row.cpu_ratio),
-            f"{short(row.ours_cpu_s)} s",
-            f"{short(row.other_cpu_s)} s",
-        )
-        for row in sorted(rows, key=speed_up)
-    ]
+    """Return a table of ratios of CPU time for a page, the smallest speed-up first."""
+    head = ["case", "threads", "speed-up"]
+    lines = [(row.case, row.threads, short(row.cpu_ratio)) for row in sorted(rows, key=speed_up)]
     return text_tables.markdown(head, lines) + "\n"
 
 

@@ -31,18 +31,17 @@ class Entry(NamedTuple):
 ENTRIES = {
     "sleepstudy": Entry(
         "Sleep deprivation",
-        "Reaction times (ms) in ten days of sleep deprivation (Belenky et al. 2003; `sleepstudy` "
-        "of lme4).",
+        "Reaction times (ms) in ten days (Belenky et al. 2003; `sleepstudy` of lme4).",
     ),
     "radon": Entry(
         "Radon in Minnesota",
-        "Logarithm of the radon concentration in a house, by floor (0: basement) and uranium in "
-        "the county (Gelman and Hill 2007, section 12.6).",
+        "Log radon in a house, by floor (0: basement) and uranium in the county "
+        "(Gelman and Hill 2007, section 12.6).",
     ),
     "eight_schools": Entry(
         "Eight schools",
-        "Effects of coaching with known standard errors (Rubin 1981). `precision` is 1 / se², and "
-        "a prior fixes the residual standard deviation at 1.",
+        "Rubin (1981). `precision` is 1 / se², and a prior fixes the residual standard deviation at "
+        "1.",
     ),
     "rats": Entry(
         "Growth of rats", "Weights (g) at five ages (Gelfand et al. 1990; BUGS volume 1)."
@@ -50,17 +49,14 @@ ENTRIES = {
     "penguins": Entry(
         "Penguins", "Body mass (g) on three islands (Gorman et al. 2014; `palmerpenguins`)."
     ),
-    "nurses": Entry(
-        "Stress of nurses", "Job stress of nurses in 25 hospitals (Hox et al. 2010, simulated)."
-    ),
+    "nurses": Entry("Stress of nurses", "Nurses in 25 hospitals (Hox et al. 2010, simulated)."),
     "nes": Entry(
         "Party identification",
-        "Party identification (1 to 7) in eight US election studies (Gelman and Hill 2007, "
-        "section 4.7). A client is an election year.",
+        "From 1 to 7, in eight US election studies (Gelman and Hill 2007, section 4.7).",
     ),
     "heart_disease": Entry(
         "Heart disease",
-        "Presence of heart disease in four hospitals, complete rows (Detrano et al. 1989; UCI).",
+        "Complete rows of four hospitals (Detrano et al. 1989; UCI).",
     ),
     "trauma": Entry(
         "Trauma",
@@ -73,36 +69,34 @@ ENTRIES = {
     ),
     "seeds": Entry(
         "Germination of seeds",
-        "Germinated seeds by type and root extract (Crowder 1978; BUGS volume 1). A client is a "
-        "plate with one row.",
+        "Seeds by type and root extract (Crowder 1978; BUGS volume 1); a plate is one row.",
     ),
     "epil": Entry(
         "Epileptic seizures",
-        "Seizures of patients in four periods (Thall and Vail 1990; `epil` of MASS). `log_base` "
-        "is the logarithm of a quarter of the baseline count (Breslow and Clayton 1993).",
+        "Counts in four periods (Thall and Vail 1990; `epil` of MASS). `log_base` is the log of a "
+        "quarter of the baseline count (Breslow and Clayton 1993).",
     ),
 }
 """Name of a case -> its title and description, in the order of the page."""
 
-WITHOUT_TABLE = ("eight_schools", "rats", "nurses", "nes", "trauma", "seeds")
-"""Cases of which only the line is shown; their estimates are in the files of results."""
+WITH_TABLE = ("sleepstudy", "penguins", "cbpp")
+"""Cases with a table of estimates; those of the others are in the files of results."""
 
 WITH_OTHERS = ("sleepstudy", "cbpp")
 """Cases that also show the lines of lme4, brms and Bambi."""
 
 BEGIN = """# Known multilevel data sets
 
-This page fits twelve well-known multilevel data sets with one line of pyrofl each, and compares the
-estimates with those of lme4 VERSION. Each group is a client; `tables` is
-`federations.from_frames({client: frame})`. See [regression from a formula](regression.md).
+This page fits twelve well-known multilevel data sets with one line each, and compares the estimates
+with lme4 VERSION. Each group is a client; `tables` is `federations.from_frames({client: frame})`.
 
-lme4, brms and Bambi take the same formula: the first example has their lines, and `cbpp` those of
-binomial responses. In R, `C(x)` is `factor(x)`.
+lme4, brms and Bambi take the same [formula](regression.md); in R, `C(x)` is `factor(x)`. The first
+example and `cbpp` (binomial) have their lines.
 
 Tables have posterior means (standard deviations) of pyrofl, and estimates (standard errors) of
 lme4, by REML for normal responses. Scales of few groups are larger in pyrofl, because the mean of a
-skewed posterior is above its mode. Estimates of the data sets without a table are in
-[results.json](../regression/results.json) and [lme4.json](../regression/lme4.json).
+skewed posterior is above its mode. All estimates are in [results.json](../regression/results.json)
+and [lme4.json](../regression/lme4.json).
 """
 
 
@@ -114,7 +108,7 @@ def page(results: dict[str, Any], lme4: dict[str, Any]) -> str:
         shown = [*lines(case)][: None if name in WITH_OTHERS else 1]
         code = "\n".join(f"# {tool}\n{line}" if shown[1:] else line for tool, line in shown)
         parts.append(f"## {entry.title}\n\n{entry.about}\n\n```text\n{code}\n```\n")
-        if name not in WITHOUT_TABLE:
+        if name in WITH_TABLE:
             parts.append(table(row["estimates"], lme4[name]) + "\n")
     return "\n".join([*parts, comparison(results)])
 
@@ -188,8 +182,7 @@ def comparison(results: dict[str, Any]) -> str:
         f"Of {len(compared)} regressions of {families} families, {len(good)} agree with NumPyro's "
         "NUTS on the pooled rows. Means differ by at most 0.1 standard deviations. Ratios of "
         "standard deviations are between 0.9 and 1.1, up to two Monte Carlo standard errors. "
-        f"{exceptions(compared.keys() - {*good})}"
-        "[results.json](../regression/results.json) has the numbers of every case."
+        f"{exceptions(compared.keys() - {*good})}".rstrip()
     )
     return f"## Comparison with NUTS\n\n{text}\n"
 

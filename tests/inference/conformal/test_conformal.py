@@ -379,7 +379,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 def test_the_page_has_the_numbers_of_the_table():
     """Of 36 methods each p value is corrected for 20 clients; here also for the methods."""
-    page = " ".join((EXAMPLES / "docs/conformal.md").read_text().split())
+    page = " ".join((EXAMPLES / "NUMBERS.md").read_text().split())
     table = pd.read_csv(EXAMPLES / "conformal.csv")
     assert table["method"].tolist() == METHODS
     assert set(table["clients"]) == {20}
