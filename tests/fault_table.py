@@ -1,4 +1,4 @@
-"""The table of faults in `examples/docs/guarantees.md`: what tests inject, counted from them.
+"""The table of faults in `examples/FAULTS.md`: what tests inject, counted from them.
 
 `python tests/fault_table.py` rewrites it. With `--hostile` it first lets every method meet its
 hostile federations again, which takes several minutes, and notes what became of them.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "examples" / "docs" / "guarantees.md"
+PAGE = TESTS.parent / "examples" / "FAULTS.md"
 HOSTILE = TESTS / "hostile" / "federations.json"
 FILES = (
     *("test_contract.py", "test_faults.py", "test_kills.py", "cli/test_stops.py"),
@@ -180,8 +180,7 @@ def written() -> str:
 
 def shown(text: str) -> str:
     """Return the table that a page shows."""
-    start = text.index(HEAD)
-    return text[start : text.index("\n\n", start) + 1]
+    return text[text.index(HEAD) :].partition("\n\n")[0].rstrip() + "\n"
 
 
 def main(words: list[str]) -> None:

@@ -21,7 +21,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in (
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-        *(ROOT / "examples" / name for name in ("NUMBERS.md", "CALIBRATION.md")),
+        *(ROOT / "examples" / name for name in ("NUMBERS.md", "CALIBRATION.md", "FAULTS.md")),
         ROOT / "examples" / "posteriors" / "words.md",  # of which POSTERIORS.md is made
         *sorted((ROOT / "examples" / "docs").glob("*.md")),
         *sorted((ROOT / "examples" / "papers").glob("**/README.md")),
@@ -31,7 +31,7 @@ PAGES = {
 MADE = {
     *("README.md", "examples/NUMBERS.md", "examples/CALIBRATION.md"),
     *(f"examples/docs/{name}.md" for name in ("speed", "regression_gallery")),
-    "examples/docs/guarantees.md",
+    "examples/FAULTS.md",
     "examples/papers/parity/README.md",
 }
 UNREAD = re.compile(  # code, which other tests run; addresses, formulas and tables that are made

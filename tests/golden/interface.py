@@ -36,7 +36,8 @@ from pyrofl.cli.parser import main, parser
 from pyrofl.models import pfedvem
 
 PATH = Path(__file__).with_suffix(".txt")
-GUARANTEES = Path(__file__).parents[2] / "examples" / "docs" / "guarantees.md"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GUARANTEES = (EXAMPLES / "docs" / "guarantees.md", EXAMPLES / "FAULTS.md")
 
 
 def lines() -> list[str]:
@@ -136,8 +137,8 @@ def files() -> Iterator[str]:
 
 
 def guarantees() -> Iterator[str]:
-    """Yield the headings and the first cells of the page of guarantees."""
-    for line in GUARANTEES.read_text().splitlines():
+    """Yield the headings and the first cells of the pages of guarantees and faults."""
+    for line in "\n".join(page.read_text() for page in GUARANTEES).splitlines():
         if line.startswith("## "):
             yield f"guarantee {line}"
         elif found := re.match(r"\| ([^|]*[a-z][^|]*) \|", line):

@@ -7,7 +7,7 @@ import re
 TARGETS = (
     (r"\.\./\.\./models/(\w+)(?:/__init__)?\.py", r"made/methods/\1.md"),
     (r"\.\./tutorials/(\d+_\w+)\.py", r"made/tutorials/\1.ipynb"),
-    (r"\.\./(NUMBERS|POSTERIORS|CALIBRATION)\.md", lambda m: f"{m[1].lower()}.md"),
+    (r"\.\./(NUMBERS|POSTERIORS|CALIBRATION|FAULTS)\.md", lambda m: f"{m[1].lower()}.md"),
     (r"\.\./papers/README\.md", "made/papers/index.md"),
     (r"\.\./papers/(\w+)/README\.md", r"made/papers/\1.md"),
 )
