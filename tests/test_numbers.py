@@ -207,17 +207,3 @@ def test_a_page_names_the_authors_of_its_paper(name: str):
         assert named == f"{authors[0]} and others"
     else:
         assert re.split(r", | and ", named) == authors
-
-
-def test_the_table_of_all_methods_cites_what_the_methods_cite():
-    page = (EXAMPLES / "docs" / "all_methods.md").read_text()
-    rows = re.findall(r"(?m)^\| `(\w+)`: ([^|;]+?)[;|]", page)
-    assert len(rows) > 40
-    for name, cited in rows:
-        doc = " ".join((import_module(f"pyrofl.models.{name}").__doc__ or "").split())
-        author = re.split(r" et al\.| and |, ", cited)[0].replace("ö", "oe")
-        years = re.findall(r"\b(?:19|20)\d\d\b", cited)[:1]
-        venue = re.findall(r", ([A-Z][A-Za-z. ]+?) (?:19|20)\d\d", cited)[:1]
-        missing = [word for word in (author, *years) if word not in doc]
-        assert not missing, f"{name}: {cited} has {missing}, which its docstring has not"
-        assert not venue or venue[0] in doc or "." in venue[0] or len(venue[0]) > 4, (name, venue)

@@ -9,9 +9,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cases import CASES, Case
 
@@ -21,120 +20,73 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "regression_gallery.md"
 
 
-class Entry(NamedTuple):
-    """Title and description of a data set."""
-
-    title: str
-    about: str
-
-
-ENTRIES = {
-    "sleepstudy": Entry(
-        "Sleep deprivation",
-        "Reaction times (ms) in ten days (Belenky et al. 2003; `sleepstudy` of lme4).",
-    ),
-    "radon": Entry(
-        "Radon in Minnesota",
-        "Log radon in a house, by floor (0: basement) and uranium in the county "
-        "(Gelman and Hill 2007, section 12.6).",
-    ),
-    "eight_schools": Entry(
-        "Eight schools",
-        "Rubin (1981). `precision` is 1 / se², and a prior fixes the residual standard deviation at "
-        "1.",
-    ),
-    "rats": Entry(
-        "Growth of rats", "Weights (g) at five ages (Gelfand et al. 1990; BUGS volume 1)."
-    ),
-    "penguins": Entry(
-        "Penguins", "Body mass (g) on three islands (Gorman et al. 2014; `palmerpenguins`)."
-    ),
-    "nurses": Entry("Stress of nurses", "Nurses in 25 hospitals (Hox et al. 2010, simulated)."),
-    "nes": Entry(
-        "Party identification",
-        "From 1 to 7, in eight US election studies (Gelman and Hill 2007, section 4.7).",
-    ),
-    "heart_disease": Entry(
-        "Heart disease",
-        "Complete rows of four hospitals (Detrano et al. 1989; UCI).",
-    ),
-    "trauma": Entry(
-        "Trauma",
-        "Mortality of trauma patients (Draaisma et al. 1989; R package BFI). Three hospitals "
-        "hardly determine the scale between them.",
-    ),
-    "cbpp": Entry(
-        "Contagious bovine pleuropneumonia",
-        "New cases in herds in four periods (Lesnoff et al. 2004; `cbpp` of lme4).",
-    ),
-    "seeds": Entry(
-        "Germination of seeds",
-        "Seeds by type and root extract (Crowder 1978; BUGS volume 1); a plate is one row.",
-    ),
-    "epil": Entry(
-        "Epileptic seizures",
-        "Counts in four periods (Thall and Vail 1990; `epil` of MASS). `log_base` is the log of a "
-        "quarter of the baseline count (Breslow and Clayton 1993).",
-    ),
+FURTHER = {
+    "cbpp": "contagious bovine pleuropneumonia in four periods (Lesnoff et al. 2004; cbpp of lme4)",
+    "radon": "log radon in houses, by floor (0: basement) and uranium in the county (Gelman and "
+    "Hill 2007, section 12.6)",
+    "eight_schools": "eight schools (Rubin 1981); precision is 1 / se^2, and a prior fixes the "
+    "residual standard deviation at 1",
+    "rats": "weights (g) of rats at five ages (Gelfand et al. 1990; BUGS volume 1)",
+    "penguins": "body mass (g) of penguins (Gorman et al. 2014; palmerpenguins)",
+    "nurses": "stress of nurses in 25 hospitals (Hox et al. 2010, simulated)",
+    "nes": "party identification, 1 to 7, in eight US election studies (Gelman and Hill 2007, "
+    "section 4.7)",
+    "heart_disease": "heart disease, complete rows (Detrano et al. 1989; UCI)",
+    "trauma": "mortality of trauma patients (Draaisma et al. 1989; R package BFI)",
+    "seeds": "germinated seeds by type and root extract (Crowder 1978; BUGS volume 1)",
+    "epil": "seizures in four periods (Thall and Vail 1990; epil of MASS); log_base is the log of "
+    "a quarter of the baseline count",
 }
-"""Name of a case -> its title and description, in the order of the page."""
-
-WITH_TABLE = ("sleepstudy", "penguins", "cbpp")
-"""Cases with a table of estimates; those of the others are in the files of results."""
-
-WITH_OTHERS = ("sleepstudy", "cbpp")
-"""Cases that also show the lines of lme4, brms and Bambi."""
+"""Name of a case without a section -> its description."""
 
 BEGIN = """# Known multilevel data sets
 
 This page fits twelve well-known multilevel data sets with one line each, and compares the estimates
 with lme4 VERSION. Each group is a client; `tables` is `federations.from_frames({client: frame})`.
 
-lme4, brms and Bambi take the same [formula](regression.md); in R, `C(x)` is `factor(x)`. The first
-example and `cbpp` (binomial) have their lines.
+lme4, brms and Bambi take the same [formula](regression.md); in R, `C(x)` is `factor(x)`, and
+`p(k, n)` is `cbind(k, n - k)` for lme4 and `k | trials(n)` for brms.
 
-Tables have posterior means (standard deviations) of pyrofl, and estimates (standard errors) of
-lme4, by REML for normal responses. Scales of few groups are larger in pyrofl, because the mean of a
-skewed posterior is above its mode. All estimates are in [results.json](../regression/results.json)
-and [lme4.json](../regression/lme4.json).
+The table has posterior means (standard deviations) of pyrofl, and estimates (standard errors) of
+lme4, by REML for normal responses. Scales of few groups, such as three islands or hospitals, are
+larger in pyrofl, because the mean of a skewed posterior is above its mode. All estimates are in
+[results.json](../regression/results.json) and [lme4.json](../regression/lme4.json).
+"""
+
+SLEEP = """## Sleep deprivation
+
+Reaction times (ms) in ten days (Belenky et al. 2003; `sleepstudy` of lme4).
+
+```text
+# pyrofl
+pyrofl.regression("Reaction ~ Days + (Days | Subject)", tables, client="Subject")
+# lme4
+lmer(Reaction ~ Days + (Days | Subject), sleepstudy)
+# brms
+brm(Reaction ~ Days + (Days | Subject), sleepstudy)
+# Bambi
+bmb.Model("Reaction ~ Days + (Days | Subject)", sleepstudy)
+```
 """
 
 
 def page(results: dict[str, Any], lme4: dict[str, Any]) -> str:
     """Return the text of the page."""
     parts = [BEGIN.replace("VERSION", lme4["versions"]["lme4"])]
-    for name, entry in ENTRIES.items():
-        case, row = CASES[name], results[name]
-        shown = [*lines(case)][: None if name in WITH_OTHERS else 1]
-        code = "\n".join(f"# {tool}\n{line}" if shown[1:] else line for tool, line in shown)
-        parts.append(f"## {entry.title}\n\n{entry.about}\n\n```text\n{code}\n```\n")
-        if name in WITH_TABLE:
-            parts.append(table(row["estimates"], lme4[name]) + "\n")
-    return "\n".join([*parts, comparison(results)])
+    parts.append(SLEEP)
+    parts.append(table(results["sleepstudy"]["estimates"], lme4["sleepstudy"]) + "\n")
+    others = (f"# {about}\n{line(CASES[name])}" for name, about in FURTHER.items())
+    code = "\n".join(others)
+    return "\n".join(
+        [*parts, f"## Further data sets\n\n```text\n{code}\n```\n", comparison(results)]
+    )
 
 
-def lines(case: Case) -> Iterator[tuple[str, str]]:
-    """Yield each library's name and the line that fits a case."""
-    left, right = (part.strip() for part in case.formula.split("~"))
+def line(case: Case) -> str:
+    """Return the line that fits a case."""
     options = f', family="{case.family}"' * (case.family != "gaussian")
     more = ', weights="precision", priors=priors' if case.options else ""
-    yield (
-        "pyrofl",
-        f'pyrofl.regression("{case.formula}", tables{options}, client="{case.client}"{more})',
-    )
-    two = re.fullmatch(r"p\((\w+), (\w+)\)", left)
-    r_right = right.replace("C(", "factor(")
-    if case.options:
-        yield "brms", f"brm({left} | se(se) ~ {right}, {case.data}, prior = priors)"
-        return
-    other = f"cbind({two[1]}, {two[2]} - {two[1]})" if two else left
-    family = {"bernoulli": "binomial"}.get(case.family, case.family)
-    how = "lmer({})" if family == "gaussian" else f"glmer({{}}, family = {family})"
-    yield "lme4", how.format(f"{other} ~ {r_right}, {case.data}")
-    other = f"{two[1]} | trials({two[2]})" if two else left
-    how = "" if family == "gaussian" else f", family = {case.family}()"
-    yield "brms", f"brm({other} ~ {r_right}, {case.data}{how})"
-    yield "Bambi", f'bmb.Model("{case.formula}", {case.data}{options})'
+    return f'pyrofl.regression("{case.formula}", tables{options}, client="{case.client}"{more})'
 
 
 def table(estimates: dict[str, list[float]], lme4: dict[str, Any]) -> str:

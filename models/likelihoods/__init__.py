@@ -134,6 +134,19 @@ def learned_normal(
         scale: its standard deviation.
         least_squares: whether steps by the mean are those of least squares, see `LeastSquares`;
             for point estimates without a prior.
+
+    Examples:
+        >>> import torch
+        >>> import pyrofl
+        >>> from pyrofl import likelihoods, nets
+        >>> from pyrofl.models import fedavg
+        >>> y = torch.tensor([47_000.0, 50_000.0, 53_000.0, 50_000.0])
+        >>> data = pyrofl.Federation.from_arrays({"bern": (torch.ones(4, 1), y)})
+        >>> net = nets.with_noise(nets.build("softmax", (1,), outputs=1))
+        >>> likelihood = likelihoods.learned_normal(float(y.mean()), float(y.std()))
+        >>> run = pyrofl.fit(fedavg.build(net, likelihood=likelihood), data, 5, progress=False)
+        >>> 47_000 < float(run.predict(torch.ones(1, 1), "bern").mean) < 53_000
+        True
     """
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:

@@ -76,6 +76,31 @@ class RegressionServer:
 
     Raises:
         ValueError: if an argument is invalid.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import torch
+        >>> import pyrofl
+        >>> from pyrofl import federations
+        >>> scores = {"bern": [50.0, 52.0, 47.0], "chur": [41.0, 44.0, 43.0]}
+        >>> ages = [30.0, 40.0, 55.0]
+        >>> frames = {n: pd.DataFrame({"score": s, "age": ages}) for n, s in scores.items()}
+        >>> formula = "score ~ age + (1 | client)"
+        >>> server = pyrofl.RegressionServer(formula, [*frames])
+        >>> sites = {
+        ...     n: pyrofl.RegressionClient(formula, federations.from_frames({n: frame}))
+        ...     for n, frame in frames.items()
+        ... }
+        >>> while not server.is_agreed:
+        ...     requests = server.configure_describe()
+        ...     server.aggregate_describe({n: sites[n].describe(r) for n, r in requests.items()})
+        >>> plans = server.configure_describe()
+        >>> clients = {n: pyrofl.Client(*sites[n].build(plan)) for n, plan in plans.items()}
+        >>> rounds = pyrofl.Server(server.method, server.names, server.sizes, torch.float64)
+        >>> orders = rounds.configure_train()
+        >>> state = rounds.aggregate_train({n: clients[n].train(o) for n, o in orders.items()})
+        >>> state.number
+        1
     """
 
     @checked
