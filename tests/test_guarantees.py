@@ -1,4 +1,4 @@
-"""Each row of the page of guarantees names its tests; those of faults are in fault_table.py."""
+"""Each row of the page of guarantees names its tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "examples/docs/guarantees.md").read_text()
-SECTIONS = PAGE.partition("## Injected faults")[0]
+SECTIONS = PAGE.partition("## Limits")[0]
 ROW = re.compile(r"^ *(?:- |\| )(.+)$", re.MULTILINE)
 HEADS = ("| model |", "|---")
 
