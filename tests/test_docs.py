@@ -291,6 +291,30 @@ def test_every_public_name_has_a_page_with_a_link_to_its_source():
         ).replace("../api", "made/api"), name
 
 
+@pytest.mark.parametrize("thing", [pyrofl.fit, pyrofl.conformal, pyrofl.tune])
+def test_a_signature_shows_all_arguments_by_name(thing, monkeypatch):
+    for needed in ("sphinx", "jupytext"):
+        pytest.importorskip(needed)
+    monkeypatch.syspath_prepend(DOCS)
+    by_name = import_module("making.signs").by_name
+    plain = re.sub(r": [^=,]+ = ", "=", str(inspect.signature(thing)).partition(" ->")[0])
+    assert "**" in plain
+    args, returns = by_name(None, "function", thing.__name__, thing, None, plain, "Run")
+    assert "**" not in args
+    assert returns == "Run"
+    wanted = "participation=..., " if thing is not pyrofl.conformal else "chunk_size=..."
+    assert wanted in args
+
+
+@pytest.mark.slow
+def test_the_page_of_fit_shows_its_arguments_by_name():
+    text = re.sub(r"<[^>]+>", "", shown("made/api/pyrofl.fit.html"))
+    (first, *others) = re.findall(r"pyrofl\.fit\((.*?)\)\s*→", text, re.DOTALL)
+    assert others == []  # no overloads
+    assert "**" not in first
+    assert all(name in first for name in ("eval_every", "callback", "participation", "privacy"))
+
+
 def links(path: Path) -> set[str]:
     """Return the addresses in the checkout that a page links to, outside of code."""
     text = re.sub(r"(?s)<!-- site: .*?-->|^```.*?^```$", "", path.read_text(), flags=re.MULTILINE)

@@ -102,6 +102,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("config-inited", lambda app, config: making.make(HERE))
     app.connect("source-read", lambda app, page, source: making.of_site(source))
     app.connect("autodoc-process-docstring", making.plain_signs, priority=400)
+    app.connect("autodoc-process-signature", making.by_name)
     app.connect("object-description-transform", making.plain_types, priority=600)
     app.connect("html-page-context", making.accessible, priority=900)
     app.add_html_math_renderer("mathml", (making.inline, None), (making.displayed, None))

@@ -2,10 +2,11 @@
 
 from making.links import of_site
 from making.pages import make, summaries
-from making.signs import accessible, displayed, inline, plain_signs, plain_types
+from making.signs import accessible, by_name, displayed, inline, plain_signs, plain_types
 
 __all__ = [
     "accessible",
+    "by_name",
     "displayed",
     "inline",
     "make",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from html import escape
+from inspect import signature, unwrap
 from typing import Any
 
 from docutils.nodes import SkipNode, Text
 from docutils.utils.math import MathError
+from sphinx.errors import PycodeError
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.logging import getLogger
 
 from pyrofl.arguments import Range
@@ -82,6 +86,27 @@ def plain_signs(app: Any, what: str, name: str, thing: Any, options: Any, lines:
         if not code:
             parts = re.split(r"(`[^`]*`)", line)
             lines[i] = "".join(p if p.startswith("`") else _escaped(p) for p in parts)
+
+
+def by_name(
+    app: Any, what: str, name: str, thing: Any, options: Any, args: str | None, returns: str | None
+) -> tuple[str | None, str | None] | None:
+    """Show arguments by name, where a signature has `**options` of a TypedDict, or overloads."""
+    if what not in ("function", "method") or args is None:
+        return None
+    function = unwrap(thing)
+    with suppress(PycodeError):  # of built-in functions
+        analyzer = ModuleAnalyzer.for_module(function.__module__)
+        analyzer.analyze()
+        analyzer.overloads.pop(function.__qualname__, None)
+    own = signature(function).parameters
+    for one in own.values():
+        found = re.search(r"Unpack\[(\w+)\]", str(one.annotation))
+        if one.kind is one.VAR_KEYWORD and found and found[1] in function.__globals__:
+            names = function.__globals__[found[1]].__annotations__
+            listed = ", ".join(f"{key}=..." for key in names if key not in own)
+            args = re.sub(rf"\*\*{one.name}(: [^,)]+)?", listed, args)
+    return args, returns
 
 
 def _escaped(text: str) -> str:
