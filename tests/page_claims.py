@@ -507,7 +507,7 @@ CLAIMS = [
     ),
     Claim(
         HIERARCHICAL,
-        rf"than {N} standard deviations, and PVI if (\w+) rounds change none by more than {N}",
+        rf"than {N} standard deviations\. PVI needs (\w+) rounds that change none by more than {N}",
         lambda: [
             status.MAX_REMAINING_CHANGE * status.CONVERGED_CHANGES["mean"],
             status.LAST,

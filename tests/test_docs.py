@@ -309,7 +309,7 @@ def test_a_signature_shows_all_arguments_by_name(thing, monkeypatch):
 @pytest.mark.slow
 def test_the_page_of_fit_shows_its_arguments_by_name():
     text = re.sub(r"<[^>]+>", "", shown("made/api/pyrofl.fit.html"))
-    (first, *others) = re.findall(r"pyrofl\.fit\((.*?)\)\s*→", text, re.DOTALL)
+    (first, *others) = re.findall(r"fit\((method.*?)\)\[source\]", text, re.DOTALL)
     assert others == []  # no overloads
     assert "**" not in first
     assert all(name in first for name in ("eval_every", "callback", "participation", "privacy"))
