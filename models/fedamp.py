@@ -54,7 +54,7 @@ from pyrofl.tensors import Tensors, role, under
 Part = Annotated[float, Range(0, 1)]
 
 
-TUNE_OVER = {"lr": fedavg.RATES, "strength": (0.3, 1.0, 3.0)}
+TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "strength": (0.3, 1.0, 3.0)}
 
 
 @rebuildable
@@ -68,7 +68,7 @@ def build(
     sigma: Positive = 10.0,
     self_weight: Part = 0.5,
     prior: PriorFamily = dist.Normal,
-    **training: Unpack[fedavg.Descent],
+    **training: Unpack[fedavg.SgdOptions],
 ) -> Method:
     """Build the FedAMP method (attentive message passing between similar clients).
 

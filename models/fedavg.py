@@ -44,7 +44,7 @@ from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 
-class Descent(TypedDict, total=False):
+class SgdOptions(TypedDict, total=False):
     """Settings of local training by stochastic gradient descent."""
 
     likelihood: Likelihood
@@ -61,26 +61,26 @@ class Descent(TypedDict, total=False):
     fine_tune: Whole
 
 
-class LocalTraining(Descent, total=False):
+class LocalTrainingOptions(SgdOptions, total=False):
     """Settings of local training as in FedAvg: with a prior, without an aggregation rule."""
 
     prior: Prior
 
 
-class Training(LocalTraining, total=False):
+class Training(LocalTrainingOptions, total=False):
     """Settings of FedAvg: local training, prior and aggregation rule."""
 
     aggregation: str | Combine
 
 
-class CenteredTraining(Descent, total=False):
+class CenteredTraining(SgdOptions, total=False):
     """Settings of local training for methods whose prior is centered at the received model."""
 
     aggregation: str | Combine
 
 
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-TUNE_OVER = {"lr": RATES, "momentum": (0.0, 0.9)}
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+TUNE_OVER = {"lr": LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable

@@ -35,7 +35,7 @@ from pyrofl.recipes import rebuildable
 
 Tune = Literal["head", "base", "all"]
 
-TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
+TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable

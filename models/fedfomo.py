@@ -55,7 +55,7 @@ Part = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 AFFINITY, CHOSEN, WELCOME = "server/affinity", "server/chosen", "server/welcome"
 
 
-TUNE_OVER = {"lr": fedavg.RATES, "downloads": (3, 5, 10)}
+TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "downloads": (3, 5, 10)}
 
 
 @rebuildable
@@ -67,7 +67,7 @@ def build(
     explore: Share = 0.3,
     held_back: Part = 0.2,
     least: Count = 10,
-    **training: Unpack[fedavg.LocalTraining],
+    **training: Unpack[fedavg.LocalTrainingOptions],
 ) -> Method:
     """Build the FedFomo method (federated first-order model optimization).
 

@@ -47,7 +47,13 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked, described
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.definition.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
+from pyrofl.inference.definition.aggregator import (
+    MIN_TOTAL_WEIGHT,
+    Aggregator,
+    Weight,
+    uniform,
+    weight_by,
+)
 from pyrofl.inference.definition.averages import Combine
 from pyrofl.inference.definition.elbo import Look, elbo
 from pyrofl.inference.definition.metadata import (
@@ -280,7 +286,7 @@ class Mixture:
             mass = pooled["mass"] * server["server/clients"]
             loc = centers_of(mass, role("loc", pooled), self.sigma)
             by_shape = {
-                n: torch.where(like(mass > UNUSED, v), v, server[f"loc/{n}"])
+                n: torch.where(like(mass > MIN_TOTAL_WEIGHT, v), v, server[f"loc/{n}"])
                 for n, v in loc.items()
             }
             return server | under("loc", by_shape) | {"mass": mass}

@@ -26,11 +26,11 @@ from pyrofl.models.shared.base_and_head import make_personal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
+TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable
-def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
+def build(net: Network, **training: Unpack[fedavg.LocalTrainingOptions]) -> Method:
     """Build the local method: each client trains its own network without federation.
 
     Args:

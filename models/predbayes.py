@@ -75,7 +75,7 @@ def build(
     distil_batch: Count = 64,
     distil_lr: NotNegative = 0.05,
     distil_momentum: ShareBelowOne = 0.9,
-    **training: Unpack[fedavg.LocalTraining],
+    **training: Unpack[fedavg.LocalTrainingOptions],
 ) -> Method:
     """Build the beta-PredBayes method (one-round Bayesian combination of predictions).
 
@@ -111,7 +111,7 @@ def build(
         raise ValueError(
             f"guide is {aggregation}; expected guides.delta, as a chain draws the samples"
         )
-    settings: fedavg.LocalTraining = {"lr": 0.05, "prior": fixed(), **training}
+    settings: fedavg.LocalTrainingOptions = {"lr": 0.05, "prior": fixed(), **training}
     likelihood = settings.get("likelihood", categorical)
     rows = distillation.fitting(net, server_data, likelihood)
     base = fedavg.build(net, **settings)

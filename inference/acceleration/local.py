@@ -21,7 +21,7 @@ from pyrofl.inference.acceleration.groups import (
 )
 from pyrofl.inference.acceleration.recording.recorder import recording
 from pyrofl.inference.acceleration.row_space.alternatives import ShortPhase
-from pyrofl.inference.acceleration.row_space.rewriting import MAX_PHASES, alternatives
+from pyrofl.inference.acceleration.row_space.rewriting import MAX_CACHED_PHASES, alternatives
 from pyrofl.inference.acceleration.steps import PhaseRun
 from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.seeds import Streams
@@ -91,7 +91,7 @@ def created(
             inputs = cut(received, slice(1)), cut(local, slice(1))
             after = run_as_written(trial, first, *inputs, one).local
             tensors = {n: v for n, v in after.items() if n not in local}
-        if len(CREATED) >= MAX_PHASES:
+        if len(CREATED) >= MAX_CACHED_PHASES:
             CREATED.pop(next(iter(CREATED)), None)
         CREATED[key] = first, tensors  # stored phases keep their ids
     return CREATED[key][1]

@@ -45,7 +45,7 @@ from pyrofl.inference.conformal.quantiles import (
     quantile,
     summarize,
 )
-from pyrofl.inference.conformal.scores import Forecast, forecasts
+from pyrofl.inference.conformal.scores import Forecast, test_predictions
 from pyrofl.inference.conformal.sets import (
     Conformal,
     Pooling,
@@ -242,7 +242,7 @@ def _forecasts(
     run: Run, how: EvaluationSpec, randomized: bool
 ) -> Iterator[tuple[int, Forecast, Tensor]]:
     """For each client with test rows, yield its id and the rows' predictions and responses."""
-    for i, mean, sd, y in forecasts(run.method, run.data, run.state, how):
+    for i, mean, sd, y in test_predictions(run.method, run.data, run.state, how):
         u = torch.ones(len(mean), dtype=mean.dtype)
         if randomized:
             u.uniform_(generator=stream(how.seed, Stream.CONFORMAL, run.data.names[i], "scores"))

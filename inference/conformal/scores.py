@@ -68,18 +68,18 @@ def aps_scores(probs: Tensor, u: Tensor) -> Tensor:
     return torch.empty_like(probs).scatter(-1, order, above + u[:, None] * ordered)
 
 
-def forecasts(
+def test_predictions(
     method: Method, data: Federation, state: RoundState, spec: EvaluationSpec
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """For each client, yield its id, and predictive means, sds and responses of its test rows."""
-    for ids, mean, _, sd, y, mask in answers(method, data, state, spec, _moments):
+    for ids, mean, _, sd, y, mask in answers(method, data, state, spec, _mean_and_sd):
         for i, *values, seen in zip(ids.tolist(), mean, sd, y, mask, strict=True):
             client_mean, client_sd, client_y = (v[seen].cpu().double() for v in values)
-            check_scale(data.names[i], client_sd, client_mean.dim() == 2)
+            check_predictive_sd(data.names[i], client_sd, client_mean.dim() == 2)
             yield i, client_mean, client_sd, client_y
 
 
-def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
+def check_predictive_sd(name: str, sd: Tensor, has_classes: bool) -> None:
     """Raise ValueError if a predictive standard deviation is not positive and finite."""
     bad = ~(sd.isfinite() & (sd > 0))
     if not has_classes and bool(bad.any()):
@@ -89,7 +89,9 @@ def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
         )
 
 
-def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
+def _mean_and_sd(
+    members: Iterator[Any], batch: Batch, noise: list[Generator]
+) -> tuple[Tensor, ...]:
     """Return predictive means (or class probabilities) and standard deviations of rows."""
     distributions, shape = list(members), batch.mask.shape
     unknown = torch.full(shape, -torch.inf, device=batch.mask.device)
@@ -100,14 +102,14 @@ def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tu
         )
         return probs.mean(0), unknown, torch.zeros_like(unknown)
     means, variances = (
-        torch.cat([_flat(getattr(fn, what), shape) for fn in distributions])
+        torch.cat([_to_draws_clients_rows(getattr(fn, what), shape) for fn in distributions])
         for what in ("mean", "variance")
     )
     spread = means.var(0, correction=0)
     return means.mean(0), unknown, (variances.mean(0) + spread).sqrt()
 
 
-def _flat(value: Tensor, shape: torch.Size) -> Tensor:
+def _to_draws_clients_rows(value: Tensor, shape: torch.Size) -> Tensor:
     """Reshape a predictive mean or variance to [S, C, B]: draws, clients and rows."""
     if value.shape[-2:] != shape:
         raise ValueError(

@@ -16,7 +16,7 @@ from pyrofl.inference.conformal.quantiles import (
     new_client_quantile,
     pooled_quantile,
 )
-from pyrofl.inference.conformal.scores import Forecast, aps_scores, check_scale
+from pyrofl.inference.conformal.scores import Forecast, aps_scores, check_predictive_sd
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.evaluation.predictions import (
     Predictions,
@@ -194,7 +194,7 @@ class Conformal(Summarized):
             if client_predictions.classes
             else client_predictions.values["sd"].cpu().double()
         )
-        check_scale(client or "new client", sd, bool(client_predictions.classes))
+        check_predictive_sd(client or "new client", sd, bool(client_predictions.classes))
         source = stream(self.how.seed, Stream.CONFORMAL, client or "", "prediction")
         forecast = Forecast(mean, sd, torch.rand(len(mean), generator=source, dtype=mean.dtype))
         inputs = input_rows(run.data, x).cpu() if callable(self.weights) else None

@@ -31,7 +31,7 @@ send K, such as branches or clusters, each aggregated separately."""
 Aggregate = Callable[[Tensors, Tensors, Cohort, Generator], Tensors]
 """(server, message [C, ...], cohort, generator) -> the next state; `Aggregator` is one."""
 
-UNUSED = 1e-12  # one of K with a smaller total weight keeps its value
+MIN_TOTAL_WEIGHT = 1e-12  # one of K with a smaller total weight keeps its value
 
 
 def by_size(message: Tensors, cohort: Cohort) -> Tensor:
@@ -89,7 +89,7 @@ class Aggregator:
     server_step: Callable[[Tensors, Tensors], Tensors] = or_
     rule: str | Combine = "mean"
     transform: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
-    noised: Callable[[Tensors, Generator], Tensors] = lambda pooled, generator: pooled
+    add_noise: Callable[[Tensors, Generator], Tensors] = lambda pooled, generator: pooled
 
     def __post_init__(self) -> None:
         """Validate the aggregation rule and the weight functions."""
@@ -117,43 +117,45 @@ class Aggregator:
 
     def weigh(self, server: Tensors, message: Tensors, cohort: Cohort) -> Weighed:
         """Return the values to aggregate from clients' messages, [C, *p], and clients' weights."""
-        values = self.transformed(server, message)
+        values = self.transform_messages(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
             with calling(f"the weight of {patterns!r}", message):
                 pattern_weights = weights[patterns] = self.weights[patterns](message, cohort)
-            _refuse_odd_weights(patterns, pattern_weights, values, names)
+            _check_weight_shape(patterns, pattern_weights, values, names)
         return Weighed(values, weights)
 
     def fold(self, *parts: Weighed) -> Weighed:
         """Combine weighted messages into one: their weighted mean, with their total weight."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
-        folded = self._pooled(Weighed(values, weights), _mean_of_any, {}, 0.0)
+        folded = self._combine_all(Weighed(values, weights), _mean_or_default, {}, 0.0)
         sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
         return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
     def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
         """Return the next server state, computed from weighted client messages."""
-        ahead = self.transformed(server, {n: v[None] for n, v in server.items()})
+        ahead = self.transform_messages(server, {n: v[None] for n, v in server.items()})
         old = server | {n: v[0] for n, v in ahead.items()}
-        pooled = self._pooled(weighed, get_rule(self.rule), old, UNUSED)
+        pooled = self._combine_all(weighed, get_rule(self.rule), old, MIN_TOTAL_WEIGHT)
         for names, patterns in self.groups(pooled):
             if isinstance(self.weights[patterns], WeightedSum):
                 pooled |= {n: pooled[n] * weighed.weights[patterns].sum() for n in names}
-        pooled = as_tensors("what noised returns", self.noised(pooled, generator))
+        pooled = as_tensors("what noised returns", self.add_noise(pooled, generator))
         return self.server_step(server, pooled)
 
-    def transformed(self, server: Tensors, message: Tensors) -> Tensors:
+    def transform_messages(self, server: Tensors, message: Tensors) -> Tensors:
         """Apply `transform` to clients' messages; return the values to average, [C, ...]."""
         return as_tensors("what transform returns", self.transform(server, message))
 
-    def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
+    def _combine_all(
+        self, weighed: Weighed, combine: Combine, before: Tensors, least: float
+    ) -> Tensors:
         """Aggregate every tensor over clients; keep its old value if all its weights are zero."""
         aggregated: Tensors = {}
         for names, patterns in self.groups(weighed.values):
             values = {n: weighed.values[n] for n in names}
             old = {n: before.get(n, torch.zeros_like(v[0])) for n, v in values.items()}
-            aggregated |= _pool(combine, values, weighed.weights[patterns], old, least)
+            aggregated |= _combine_group(combine, values, weighed.weights[patterns], old, least)
         return aggregated
 
     def groups(self, values: Tensors) -> list[tuple[list[str], str]]:
@@ -166,7 +168,7 @@ class Aggregator:
         return [(names, patterns) for patterns, names in names_by_pattern.items()]
 
 
-def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
+def _check_weight_shape(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
     """Raise ValueError unless the clients' weights have shape [C], or [C, K] for K components."""
     first = values[names[0]]
     if not isinstance(weight, Tensor):
@@ -181,7 +183,7 @@ def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: l
     )
 
 
-def _pool(
+def _combine_group(
     combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
 ) -> Tensors:
     """Aggregate tensors over C clients, separately for K components if the weights are [C, K].
@@ -200,7 +202,7 @@ def _pool(
     return {n: torch.stack([one[n] for one in components]) for n in values}
 
 
-def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
+def _mean_or_default(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
     """Return the weighted mean over clients, or default values if all weights are zero."""
     return mean(values, weight, none) if weight.any() else none
 

@@ -17,7 +17,7 @@ from pyrofl.inference.definition.seeds import Seed, Stream, Streams, stream
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, is_measured, pick
 
-SHOWN = 3  # reasons in one line
+MAX_REASONS = 3  # reasons in one line
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 """Names, shapes [*p] and types of a message's tensors, in the order of their names."""
@@ -45,21 +45,23 @@ def inspect(
         if value.shape[:1] != (len(ids),):
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
-    errors, duties = [""] * len(ids), list(_duties(message, private, cohort, rules))
+    errors, duties = [""] * len(ids), list(_tensors_with_rules(message, private, cohort, rules))
     # A sum is finite only if all entries are; sums that overflow are checked again.
     sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
     finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
     for name, value, rule in duties:
         if rule is FINITE and finite:
             continue
-        holds = rule.validate(name, value)
-        good = holds.reshape(len(ids), holds.shape[1:].numel()).all(1)
+        is_valid = rule.validate(name, value)
+        good = is_valid.reshape(len(ids), is_valid.shape[1:].numel()).all(1)
         for c in (~good).nonzero().flatten().tolist():
-            errors[c] = errors[c] or f"{names[ids[c]]}: {_named(name, value[c], holds[c], rule)}"
+            errors[c] = (
+                errors[c] or f"{names[ids[c]]}: {_violation(name, value[c], is_valid[c], rule)}"
+            )
     return errors
 
 
-def _duties(
+def _tensors_with_rules(
     message: Tensors, private: Tensors, cohort: Cohort, rules: Sequence[tuple[str, Rule]]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
     """Yield each tensor of messages and client states, with a rule that it must satisfy."""
@@ -73,10 +75,10 @@ def _duties(
             yield name, value, rule
 
 
-def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
+def _violation(name: str, value: Tensor, is_valid: Tensor, rule: Rule) -> str:
     """Return an error text for the first entry of a client's tensor that violates a rule."""
-    at = tuple((~holds).nonzero()[0].tolist())
-    shown = f"{value[at].item():.6g}" if holds.shape == value.shape else "not"
+    at = tuple((~is_valid).nonzero()[0].tolist())
+    shown = f"{value[at].item():.6g}" if is_valid.shape == value.shape else "not"
     return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
 
 
@@ -85,7 +87,7 @@ def form_of(message: Tensors) -> Form:
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(message.items()))
 
 
-def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
+def vote_on_forms(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
     """Return the tensor names, shapes and types that messages must have, by a vote of clients.
 
     It is the sent form, if all of several clients agree, or if new tensors have the form of the
@@ -145,12 +147,12 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, str]:
     for name, value in new.items():
         if not is_measured(value) or bool(value.sum().isfinite()):
             continue
-        if not bool((holds := value.isfinite()).all()):
-            return old, f"the server: aggregated {_named(name, value, holds, FINITE)}"
+        if not bool((is_valid := value.isfinite()).all()):
+            return old, f"the server: aggregated {_violation(name, value, is_valid, FINITE)}"
     return new, ""
 
 
-def privatized(
+def privatize(
     method: Method,
     data: Federation,
     seed: Seed,
@@ -184,10 +186,10 @@ def privatized(
     )
 
 
-def listed(reasons: Sequence[str]) -> str:
+def join_reasons(reasons: Sequence[str]) -> str:
     """Join the first reasons for rejected messages by semicolons, and count the further ones."""
-    more = len(reasons) - SHOWN
-    shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
+    more = len(reasons) - MAX_REASONS
+    shown = [*reasons[:MAX_REASONS], f"and {more} more"] if more > 0 else reasons
     return "; ".join(shown)
 
 
@@ -217,7 +219,7 @@ class Inbox:
                 held[name] = value.new_empty(len(self.reporters), *value.shape[1:])
             held[name][torch.searchsorted(self.reporters, cohort.ids.cpu())] = value
 
-    def left(self, form: Form, cohort: Cohort) -> Tensors:
+    def stored_messages(self, form: Form, cohort: Cohort) -> Tensors:
         """Return the stored messages of the given clients, sorted by client: [M, ...]."""
         held = self.by_form.get(form, {})
         if len(cohort.ids) == len(self.reporters):
@@ -250,7 +252,7 @@ class FoldingInbox(Inbox):
         except ValueError as error:  # raised later if this form is aggregated
             self.folded[form] = error
 
-    def left(self, form: Form, cohort: Cohort) -> Tensors:
+    def stored_messages(self, form: Form, cohort: Cohort) -> Tensors:
         """Return empty tensors with the messages' shapes and types, as messages are not stored."""
         return self.message
 

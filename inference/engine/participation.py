@@ -172,7 +172,7 @@ class Stragglers:
     def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
         """Return the ids of the clients that do not drop out in a round."""
         return (
-            ids[_uniform(ids, names, seed, number)[:, 0] >= self.drop_rate]
+            ids[_uniform_draws(ids, names, seed, number)[:, 0] >= self.drop_rate]
             if self.drop_rate
             else ids
         )
@@ -188,7 +188,7 @@ class Stragglers:
                 return phase
 
             def epochs(ids: Tensor) -> Tensor:
-                share = _uniform(ids.cpu(), names, seed, number)[:, 1]
+                share = _uniform_draws(ids.cpu(), names, seed, number)[:, 1]
                 return torch.ceil(
                     (self.min_work + (1 - self.min_work) * share) * phase.count_epochs(ids)
                 ).long()
@@ -198,7 +198,7 @@ class Stragglers:
         return replace(method, phases=tuple(map(shortened, method.phases)))
 
 
-def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+def _uniform_draws(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
     """Draw two uniform random numbers for each client in a round: [C, 2]."""
     drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
     for client_draws, i in zip(drawn, ids.tolist(), strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
-from pyrofl.inference.engine.messages import Form, agreed, form_of, unlike
+from pyrofl.inference.engine.messages import Form, form_of, unlike, vote_on_forms
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.tensors import Tensors, cut, join_up
 
@@ -108,7 +108,7 @@ def reject_other_forms(
         sorted by id, [C], with "good" for those that are not rejected; and the reasons, by reply.
     """
     votes = [(reply.form, reply.reasons.count("")) for reply in replies]
-    form = agreed(votes, form_of(state.message), state.server)
+    form = vote_on_forms(votes, form_of(state.message), state.server)
     reasons = list[str]()
     for reply in replies:
         odd = unlike(reply.form, form)

@@ -28,9 +28,9 @@ from pyrofl.inference.engine.messages import (
     form_of,
     inbox,
     inspect,
-    listed,
+    join_reasons,
     merged,
-    privatized,
+    privatize,
 )
 from pyrofl.inference.engine.participation import Draw, Stragglers, sample_clients
 from pyrofl.inference.engine.requests import (
@@ -79,7 +79,7 @@ def run_rounds(
         settings["rounds"] = (rounds - number) * len(ids) / data.clients
         state = run_round(method, data, state, ids, reporters, silent, seed=seed, **settings)
         if on_bad_message == "raise" and state.rejected:
-            raise BadMessage(listed(state.rejected))
+            raise BadMessage(join_reasons(state.rejected))
         yield state
 
 
@@ -128,7 +128,7 @@ def run_round(
         form, report, reasons = reject_other_forms(replies, state, data.names)
         senders = report["good"] & torch.isin(report["ids"], reporters)
         cohort = data.cohort(report["ids"][senders])
-        message = box.left(form, cohort)
+        message = box.stored_messages(form, cohort)
         server, failure = state.server, ""
         try:
             if len(cohort.ids):
@@ -221,7 +221,7 @@ class LocalClients(RunningRound):
         ids, good = cohort.ids.cpu(), torch.tensor([not r for r in reasons])
         sends, sent = good & torch.isin(ids, request.reporters), {}
         if bool(good.any()):
-            sent = privatized(method, data, seed, state.number, received, message, cohort, sends)
+            sent = privatize(method, data, seed, state.number, received, message, cohort, sends)
         up = torch.zeros(len(ids), dtype=torch.long)
         up[sends] = method.message_bytes(sent) if sent else 0
         down = method.message_bytes(received) if received else torch.zeros_like(up)

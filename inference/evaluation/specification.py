@@ -10,7 +10,7 @@ from pyrofl.arguments import Count, check_fields, check_name
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.seeds import Seed
 
-Adapted = Literal["none", "fine_tune", "train"]
+Adaptation = Literal["none", "fine_tune", "train"]
 Population = Literal["training", "held_out", "pooled"]
 Part = Literal["test", "train"]
 
@@ -19,7 +19,7 @@ class ModelOptions(TypedDict, total=False):
     """Optional keyword arguments that select the evaluated model, its adaptation and the seed."""
 
     model: str | None
-    adaptation: Adapted
+    adaptation: Adaptation
     seed: Seed
     chunk_size: int | None
 
@@ -49,7 +49,7 @@ class EvaluationSpec:
     """
 
     model: str | None = None
-    adaptation: Adapted = "none"
+    adaptation: Adaptation = "none"
     population: Population = "training"
     part: Part = "test"
     draws: Count | None = None
@@ -93,7 +93,7 @@ class EvaluationSpec:
         return {"none": (), "fine_tune": method.adapt, "train": method.phases}[self.adaptation]
 
 
-def default_model(method: Method) -> tuple[str, Adapted]:
+def default_model(method: Method) -> tuple[str, Adaptation]:
     """Return the name of a method's main model, and its default adaptation."""
     view = method.main_view
     return view, "fine_tune" if view == "personal" and method.adapt else "none"

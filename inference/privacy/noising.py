@@ -118,7 +118,7 @@ def private(
     summing = summed(method, sums)
     if at_client:
         return replace(summing, metadata=replace(summing.metadata, privacy=promise))
-    aggregate = replace(poolable(summing), transform=bounds.clipped_of, noised=bounds.noisy)
+    aggregate = replace(poolable(summing), transform=bounds.clipped_of, add_noise=bounds.noisy)
     metadata = replace(summing.metadata, privacy=promise)
     return replace(summing, aggregate=aggregate, metadata=metadata)
 

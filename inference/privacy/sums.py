@@ -19,7 +19,7 @@ from torch import Tensor
 from pyrofl.arguments import checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import (
-    UNUSED,
+    MIN_TOTAL_WEIGHT,
     Aggregator,
     Weight,
     WeightedSum,
@@ -49,7 +49,7 @@ class Sums:
     aggregate: Aggregator
     even: float | None = None
     most: float = 1.0
-    least: float = UNUSED
+    least: float = MIN_TOTAL_WEIGHT
 
     def contributions(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensors:
         """Return the clients' contributions to weighted sums, [C, ...], given their messages."""

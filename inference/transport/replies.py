@@ -13,7 +13,7 @@ from pyrofl.arguments import check_name
 from pyrofl.data import Cohort, Roster
 from pyrofl.inference.definition.metadata import MODERATE, JointRule, of_kind
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.engine.messages import Form, agreed, form_of, inspect
+from pyrofl.inference.engine.messages import Form, form_of, inspect, vote_on_forms
 from pyrofl.inference.engine.requests import Reply, RunningRound
 from pyrofl.inference.engine.state import RoundState, nobody
 from pyrofl.inference.transport.wire import (
@@ -168,7 +168,7 @@ def of_one_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, list
     The server makes room for a message of every client, so others must not set its size.
     """
     votes = [(reply.form, reply.reasons.count("")) for reply in replies]
-    form = agreed(votes, form_of(state.message), state.server)
+    form = vote_on_forms(votes, form_of(state.message), state.server)
     none = Cohort(nobody(), torch.zeros(0))
     return form, [
         reply if reply.form == form else replace(reply, sender=none, message={})

@@ -60,7 +60,7 @@ def refuse_idle_patterns(
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
     """Raise ValueError for a name pattern of the aggregation that has no effect."""
     if isinstance(aggregate := method.aggregate, Aggregator):
-        values = aggregate.transformed(server, message)
+        values = aggregate.transform_messages(server, message)
         sent = {n: v for n, v in values.items() if n in server}
         used = [patterns for _, patterns in aggregate.groups(sent)]
         for hidden in (p for p in aggregate.weights if p not in used):

@@ -178,7 +178,7 @@ def without_secret_noise(method: Method) -> Method:
     """Return a private method without the noise of its server, which no seed repeats."""
     if method.metadata.privacy is None or not isinstance(method.aggregate, Aggregator):
         return method
-    return replace(method, aggregate=replace(method.aggregate, noised=lambda pooled, _: pooled))
+    return replace(method, aggregate=replace(method.aggregate, add_noise=lambda pooled, _: pooled))
 
 
 def _guarded(aggregate: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.experiments.results import cost
-from pyrofl.experiments.saved_runs import OPEN
+from pyrofl.experiments.saved_runs import NOT_CONVERGED
 from pyrofl.files import run_folder, text_tables
 from pyrofl.inference.definition.budget import SEEDED
 from pyrofl.inference.definition.method import Method
@@ -227,7 +227,13 @@ def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
     """Return a note on how many runs of a method have not converged; "" if all have."""
     seeds = [int(seed) for seed in values.dropna().index]
     count = sum((method, seed) in open_runs for seed in seeds)
-    return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
+    return (
+        ""
+        if not count
+        else NOT_CONVERGED
+        if count == len(seeds)
+        else f"{NOT_CONVERGED}: {count} of {len(seeds)}"
+    )
 
 
 def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:

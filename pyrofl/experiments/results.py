@@ -25,7 +25,7 @@ from pyrofl.inference.definition.seeds import separate
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.evaluation.specification import Adapted, default_model
+from pyrofl.inference.evaluation.specification import Adaptation, default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.metrics import Bins
@@ -166,7 +166,7 @@ def facts_of(
     }
 
 
-def posterior_view(run: Run) -> tuple[str, Adapted]:
+def posterior_view(run: Run) -> tuple[str, Adaptation]:
     """Return which model's posterior is saved, such as "personal", and its default adaptation."""
     view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")

@@ -10,7 +10,7 @@ from pyrofl.files import run_json
 from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import SCHEMA
 
-OPEN = "not converged"  # marks every difference of a run that has not
+NOT_CONVERGED = "not converged"  # marks every difference of a run that has not
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Moving", "moving"]
 
 # What stands on matplotlib's buttons instead of pictures from a font that it fetches.
-SIGNS = {
+BUTTON_SYMBOLS = {
     "fa-minus": "-",
     "fa-fast-backward": "|◀",
     "fa-step-backward": "&lt;",
@@ -50,7 +50,7 @@ class Moving:
     def still(self, frame: Any = None) -> Figure:
         """Return one frame of the animation as a figure, by default the last."""
         figure = canvas(*self.size)
-        self._drawn(figure.add_subplot(), self.frames[-1] if frame is None else frame)
+        self._draw_with_title(figure.add_subplot(), self.frames[-1] if frame is None else frame)
         return figure
 
     @cached_property
@@ -63,15 +63,15 @@ class Moving:
 
         def shown(frame: Any) -> tuple[()]:
             axes.clear()
-            self._drawn(axes, frame)
+            self._draw_with_title(axes, frame)
             return ()
 
         shown(self.frames[-1])
         moving = FuncAnimation(figure, shown, frames=self.frames, interval=400, blit=False)
         page = re.sub(r"<link[^>]*>", "", moving.to_jshtml(default_mode="once"))
-        return re.sub(r'<i class="fa ([^"]+)"></i>', lambda icon: SIGNS[icon[1]], page)
+        return re.sub(r'<i class="fa ([^"]+)"></i>', lambda icon: BUTTON_SYMBOLS[icon[1]], page)
 
-    def _drawn(self, axes: Axes, frame: Any) -> None:
+    def _draw_with_title(self, axes: Axes, frame: Any) -> None:
         self.draw(axes, frame)
         axes.set_title(self.title(frame), loc="left", fontsize=pt(10))
 

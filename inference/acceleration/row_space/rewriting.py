@@ -25,13 +25,20 @@ from pyrofl.inference.definition.programs import Loss, Program, Proximal, Superv
 from pyrofl.nets import stacked
 from pyrofl.tensors import Tensors, matches
 
-TRAFFIC = 30  # number of rows whose products take as long as a step's memory access: measured
-LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"  # options of SGD
+MEMORY_COST = 30  # number of rows whose products take as long as a step's memory access: measured
+LINEAR_OPTIONS = (
+    "fused",
+    "foreach",
+    "weight_decay",
+    "dampening",
+    "nesterov",
+    "maximize",
+)  # options of SGD
 ENABLED = True  # benchmarks and tests compare with phases as written
 
 
 ALTERNATIVES_BY_PHASE: dict[object, tuple[object, Alternatives]] = {}
-MAX_PHASES = 256  # entries, which are used from round to round
+MAX_CACHED_PHASES = 256  # entries, which are used from round to round
 
 
 def alternatives(
@@ -47,8 +54,8 @@ def alternatives(
     parts = method.model, method.guide, phase
     key = *map(id, parts), tuple(received), tuple(local), data.x.shape[1:], data.x.dtype
     if key not in ALTERNATIVES_BY_PHASE:
-        phases, most = with_few_rows(method, phase, received, local, data) or ((phase,), 0)
-        if len(ALTERNATIVES_BY_PHASE) >= MAX_PHASES:
+        phases, most = rewrite_for_few_rows(method, phase, received, local, data) or ((phase,), 0)
+        if len(ALTERNATIVES_BY_PHASE) >= MAX_CACHED_PHASES:
             ALTERNATIVES_BY_PHASE.pop(next(iter(ALTERNATIVES_BY_PHASE)), None)
         ALTERNATIVES_BY_PHASE[key] = (
             parts,
@@ -58,7 +65,7 @@ def alternatives(
 
 
 @dataclass(frozen=True)
-class ShortElbo:
+class RowSpaceLoss:
     """Loss of a model whose first layer is represented by coefficients of data rows."""
 
     loss: Loss
@@ -82,10 +89,10 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
         return replace(loss, loss=inner, names=names) if names else inner
     if isinstance(loss, (On, OfGradients)):
         return replace(loss, loss=shortened(loss.loss, rows))
-    return ShortElbo(loss, rows)
+    return RowSpaceLoss(loss, rows)
 
 
-def with_few_rows(
+def rewrite_for_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
     """Rewrite a training phase for clients with few rows; return phases and row limit, or None.
@@ -96,7 +103,7 @@ def with_few_rows(
     Other updates must depend neither on the layer nor on rows.
     """
     steps = [move for move in phase.updates if isinstance(move, GradientStep)]
-    readings = (reading(method, step, phase, received, local, data) for step in steps)
+    readings = (trace_first_layer(method, step, phase, received, local, data) for step in steps)
     supported = [one for one in readings if one]
     if not supported or len(supported) < len(steps):
         return None
@@ -117,7 +124,7 @@ def with_few_rows(
     if not all(ignores(move, names, received, local) for move in others):
         return None
     weights = len(moving) + max(len(moving), 1 + bool(center)) + 2 * bool(direction)
-    most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(center)))
+    most = most_rows(phase, layer.shape, weights, MEMORY_COST * (1 + bool(center)))
     if (center and center not in local) or not most or not layer.takes(data.x):
         return None
     decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
@@ -127,18 +134,18 @@ def with_few_rows(
         replace(move, loss=shortened(move.loss, rows)) if isinstance(move, GradientStep) else move
         for move in phase.updates
     )
-    blind = all(one.blind for one in supported)
-    short = ShortPhase(moves, phase.epochs, phase.batch, blind)
+    only_layer_reads_x = all(one.only_layer_reads_x for one in supported)
+    short = ShortPhase(moves, phase.epochs, phase.batch, only_layer_reads_x)
     return (Phase((rows.begin,)), short, Phase((rows.end,))), most
 
 
-class Reading(NamedTuple):
+class LayerUse(NamedTuple):
     """Result of tracing a gradient step: the network's first layer, and the tensors it reads."""
 
     layer: FirstLayer
     reads: set[str]  # local tensors
     center: str  # the received tensor that is the center of its prior; "" without such a prior
-    blind: bool  # only the layer's outputs depend on x
+    only_layer_reads_x: bool  # only the layer's outputs depend on x
     direction: Directed | None  # the loss that adds a constant to the gradient, if any
     is_derived: bool  # the loss is one of gradients, of which second derivatives are taken
 
@@ -148,14 +155,14 @@ def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
     return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
 
 
-def reading(
+def trace_first_layer(
     method: Method,
     step: GradientStep,
     phase: Phase,
     received: Tensors,
     local: Tensors,
     data: Federation,
-) -> Reading | None:
+) -> LayerUse | None:
     """Return the network's first layer and which of its tensors a gradient step reads, or None."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
     direction, is_derived = core if isinstance(core, Directed) else None, False
@@ -194,24 +201,28 @@ def reading(
         if read is None:
             return None
         reads |= read
-    blind = ignores_rows(model.likelihood, model.net, data.x)
-    return Reading(layer, reads if views else {home}, center, blind, direction, is_derived)
+    only_layer_reads_x = ignores_rows(model.likelihood, model.net, data.x)
+    return LayerUse(
+        layer, reads if views else {home}, center, only_layer_reads_x, direction, is_derived
+    )
 
 
 def plain(optim: Optim) -> bool:
     """Return whether an optimizer is SGD, with only options that combine gradients linearly."""
     return isinstance(optim, Sgd) and not any(
-        on for name, on in optim.options.items() if name not in LINEAR
+        on for name, on in optim.options.items() if name not in LINEAR_OPTIONS
     )
 
 
-def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
+def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = MEMORY_COST) -> int:
     """Return the largest number of rows per client for which a rewritten phase is faster."""
     every = range(1, shape.numel())
     return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
 
 
-def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
+def pays(
+    phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = MEMORY_COST
+) -> bool:
     """Return whether a rewritten training phase is faster for a client with `rows` rows.
 
     The cost is counted in products of one row with the layer [out, in]: two in every epoch and

@@ -24,7 +24,7 @@ from pyrofl.cli.output.model_comparison import (
 from pyrofl.experiments import rows
 from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.rows import LOSSES, chosen, of_model
-from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
+from pyrofl.experiments.saved_runs import NOT_CONVERGED, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import lock_folder
 from pyrofl.files.own_files import subfolder
@@ -188,7 +188,7 @@ class Answer:
 
 def _marked(text: str, count: int) -> str:
     """Append "not converged" to a text if `count`, a number of unconverged runs, is positive."""
-    return f"{text} ({OPEN})".lstrip() if count else text
+    return f"{text} ({NOT_CONVERGED})".lstrip() if count else text
 
 
 def compare_with_local(folder: Path, saved: Sequence[SavedRun], by: RowScore | None) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyrofl.inference.conformal.scores import Forecast, aps_scores, check_scale
+from pyrofl.inference.conformal.scores import Forecast, aps_scores, check_predictive_sd
 
 
 def test_aps_scores_by_hand():
@@ -36,5 +36,5 @@ def test_scores_of_numbers_are_errors_in_standard_deviations():
 def test_numbers_need_a_finite_spread(bad):
     sd = torch.tensor([1.0, bad])
     with pytest.raises(ValueError, match="Bern: the predictive standard deviation of a row is"):
-        check_scale("Bern", sd, has_classes=False)
-    check_scale("Bern", sd, has_classes=True)
+        check_predictive_sd("Bern", sd, has_classes=False)
+    check_predictive_sd("Bern", sd, has_classes=True)

@@ -7,7 +7,7 @@ import torch
 
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.metadata import POSITIVE, Rule
-from pyrofl.inference.engine.messages import agreed, form_of, inspect, merged, unlike
+from pyrofl.inference.engine.messages import form_of, inspect, merged, unlike, vote_on_forms
 from pyrofl.tensors import Tensors
 
 NAMES = ("north", "south", "east", "west")
@@ -67,22 +67,24 @@ def test_a_message_of_another_form_is_told_what_differs(change, told):
 def test_most_clients_say_what_a_message_looks_like_but_after_the_last_round():
     usual, odd = form_of(message()), form_of({"tau": torch.ones(3, 2)})
     other = form_of({"of another method": torch.ones(3)})
-    assert agreed([(odd, 2), (usual, 2), (odd, 1), (usual, 2)], (), {}) == usual
-    assert agreed([(odd, 2), (usual, 2)], (), {}) == odd  # the first of equals
-    assert agreed([(odd, 9), (usual, 2)], usual, {}) == usual
-    assert agreed([(odd, 2), (other, 1)], other, {}) == odd
-    assert agreed([], usual, {}) == usual
-    assert agreed([], (), {}) == ()
+    assert vote_on_forms([(odd, 2), (usual, 2), (odd, 1), (usual, 2)], (), {}) == usual
+    assert vote_on_forms([(odd, 2), (usual, 2)], (), {}) == odd  # the first of equals
+    assert vote_on_forms([(odd, 9), (usual, 2)], usual, {}) == usual
+    assert vote_on_forms([(odd, 2), (other, 1)], other, {}) == odd
+    assert vote_on_forms([], usual, {}) == usual
+    assert vote_on_forms([], (), {}) == ()
 
 
 def test_what_all_clients_agree_upon_is_accepted_whatever_they_sent_before():
     old, new = (form_of({n: torch.ones(1, 2) for n in names}) for names in ("ab", "abc"))
-    assert agreed([(new, 3), (new, 2)], old, {}) == new
-    assert agreed([(new, 3), (old, 0)], old, {}) == new, "a client that was refused has no say"
-    assert agreed([(new, 3), (old, 1)], old, {}) == old
-    assert agreed([(new, 1)], old, {}) == old, "one client alone is not several that agree"
-    assert agreed([(new, 1)], old, {"c": torch.ones(2)}) == new, "as an aggregation has added it"
-    assert agreed([(new, 1)], old, {"c": torch.ones(3)}) == old
+    assert vote_on_forms([(new, 3), (new, 2)], old, {}) == new
+    assert vote_on_forms([(new, 3), (old, 0)], old, {}) == new, "refused clients do not vote"
+    assert vote_on_forms([(new, 3), (old, 1)], old, {}) == old
+    assert vote_on_forms([(new, 1)], old, {}) == old, "one client alone is not several that agree"
+    assert vote_on_forms([(new, 1)], old, {"c": torch.ones(2)}) == new, (
+        "an aggregation has added it"
+    )
+    assert vote_on_forms([(new, 1)], old, {"c": torch.ones(3)}) == old
 
 
 def test_complex_numbers_are_looked_at_too():

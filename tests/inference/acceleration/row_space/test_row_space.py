@@ -22,7 +22,7 @@ from pyrofl.inference.acceleration import local as training
 from pyrofl.inference.acceleration.row_space import first_layer as layers
 from pyrofl.inference.acceleration.row_space import rewriting
 from pyrofl.inference.acceleration.row_space.first_layer import RowProducts, first_layer
-from pyrofl.inference.acceleration.row_space.rewriting import pays, with_few_rows
+from pyrofl.inference.acceleration.row_space.rewriting import pays, rewrite_for_few_rows
 from pyrofl.inference.definition.elbo import Seen, elbo
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam, sgd
@@ -79,7 +79,8 @@ def short(method: Method) -> bool:
         method, data, first(method, data, 0), data.cohort(torch.arange(12)), 0
     )
     return any(
-        with_few_rows(method, phase, received, private | received, data) for phase in method.phases
+        rewrite_for_few_rows(method, phase, received, private | received, data)
+        for phase in method.phases
     )
 
 
