@@ -107,7 +107,7 @@ def hmc(
             ill |= diverging
         points.append(now)
         wrong.append(ill)
-    u = torch.stack([point.u for point in points])
+    u = torch.stack([point.u for point in points])  # [draws, K, d]
     value = torch.cat([point.value for point in points])
     return Draws(u.flatten(0, 1), value, r_hat(u), torch.cat(wrong))
 
@@ -127,7 +127,7 @@ def approach(log_density: LogDensity, start: Tensor, source: Generator) -> Tenso
 
 def _restarted(now: _Point, seen: list[Tensor], source: Generator) -> _Point:
     """Return the chains, those that never moved in a window of the warm-up at others' points."""
-    stuck = (torch.stack(seen) == now.u).all(0).all(-1)
+    stuck = (torch.stack(seen) == now.u).all(0).all(-1)  # [K]
     if not bool(stuck.any()) or bool(stuck.all()):
         return now
     at = torch.arange(len(stuck))
@@ -145,7 +145,7 @@ def r_hat(draws: Tensor) -> float:
     ranks = draws.flatten(0, 1).argsort(0).argsort(0).reshape(draws.shape)
     draws = torch.special.ndtri((ranks + 0.625) / (ranks[..., 0].numel() + 0.25))
     halves = torch.cat([draws[: len(draws) // 2], draws[-(len(draws) // 2) :]], 1)
-    within, means = halves.var(0).mean(0), halves.mean(0)
+    within, means = halves.var(0).mean(0), halves.mean(0)  # [d], [2 chains, d]
     total = within * (1 - 1 / len(halves)) + means.var(0)
     return float((total / within).sqrt().max())
 

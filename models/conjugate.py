@@ -224,6 +224,7 @@ def statistics(
     def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.clients():
             for name, value in values.items():
+                # [S, C, 1, *p], equal for all clients.
                 value = value[:, None, None].expand(points, len(batch), 1, *value.shape[1:])
                 pyro.sample(name, dist.Delta(value, event_dim=value.dim() - 3))
 
@@ -233,11 +234,12 @@ def statistics(
         for name, site in observed(trace):
             total = total + per_draw(weighed(site, log_prob(name, site)), len(batch))
     parts = [f.statistics(values[n]).flatten(1) for n, f in families.items()]
-    t = torch.cat(parts, 1)
+    t = torch.cat(parts, 1)  # [S, q]
     t, total = t - t.mean(0), total - total.mean(0)
-    h = torch.linalg.lstsq(t, total, driver="gelsd").solution
+    h = torch.linalg.lstsq(t, total, driver="gelsd").solution  # [q, C]
     off = (t @ h - total).abs().amax(0)
     linear = off <= LINEAR * (total.abs().amax(0) + 1)
+    # Of each site, [C, q].
     solutions = torch.where(linear, h, torch.nan).mT.split([v.shape[1] for v in parts], 1)
     return {n: v.reshape(-1, *prior[n].shape) for n, v in zip(prior, solutions, strict=True)}
 

@@ -159,9 +159,9 @@ def build(
         width, moved = (2 * lr * temperature / received["share"]).sqrt(), {}
         with data.clients():  # the noise of a site is the client's own
             for n in names:
-                zero = torch.zeros_like(local[n]).unsqueeze(1)
+                zero = torch.zeros_like(local[n]).unsqueeze(1)  # [C, 1, *p]
                 fn = dist.Normal(zero, torch.ones_like(zero)).to_event(zero.dim() - 2)
-                noise = pyro.sample(f"_noise/{n}", fn).squeeze(1)
+                noise = pyro.sample(f"_noise/{n}", fn).squeeze(1)  # [C, *p]
                 moved[n] = local[n] + width.view(-1, *(1 for _ in noise.shape[1:])) * noise
         return moved
 

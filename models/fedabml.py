@@ -150,7 +150,7 @@ def build(
         w = {}
         for n, shape in shapes.items():
             m, sd = local[f"loc/{n}"], log_scale(local, n).exp()
-            # Under this scale, steps of lr would overshoot the mean.
+            # Under this scale, [C, 1, ...], steps of lr would overshoot the mean.
             least = (lr * kl / batch.size).sqrt().reshape(-1, *(1 for _ in sd.shape[1:]))
             w[n] = pyro.sample(n, as_event(families[n](m, sd.maximum(least)), len(shape)))
         return w
@@ -220,7 +220,7 @@ def build(
                 loc[n], width[n] = step_to(m, nu, mean[n], variance[n], rate)
             else:
                 speed = (rate * kl / data.size).reshape(-1, *(1 for _ in net.shapes[n]))
-                # Steps of `speed` overshoot where the variance is smaller.
+                # Steps of `speed`, [C, 1, ...], overshoot where the variance is smaller.
                 slopes = gradient(m, nu.maximum(speed.log() / 2), mean[n], variance[n])
                 loc[n], width[n] = (v - speed * g for v, g in zip((m, nu), slopes, strict=True))
         return theta(loc, width)

@@ -109,13 +109,13 @@ def build(
         """Send each client a weighted average of all clients' models stored at the server."""
         held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
         models, heard = (
-            torch.cat([v.reshape(len(v), -1) for v in held.values()], 1),
+            torch.cat([v.reshape(len(v), -1) for v in held.values()], 1),  # [J, D]
             server[kept_models.HEARD],
         )
         is_reported = kept_models.is_heard(server, cohort.ids).tolist()
         ids = zip(cohort.ids.tolist(), is_reported, strict=True)
         xi = [weigh(models, heard, i) if seen else even for i, seen in ids]
-        return under("cloud", kept_models.combined(server, torch.stack(xi)))
+        return under("cloud", kept_models.combined(server, torch.stack(xi)))  # xi [C, J]
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's model with the weighted average that it received."""
@@ -147,7 +147,7 @@ def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: fl
     >>> by_distance(models, torch.tensor([0.0, 1.0, 1.0]), 0, alpha=1.0, sigma=2.0)
     tensor([0.6912, 0.3033, 0.0056])
     """
-    squared = (models - models[me]).square().sum(1)
+    squared = (models - models[me]).square().sum(1)  # [J]
     near = others * alpha / sigma * (-squared / sigma).exp()
     xi = near / near.sum().clamp(min=1)
     return xi.index_fill(0, torch.tensor(me, device=xi.device), float(1 - xi.sum()))

@@ -123,6 +123,7 @@ def build(
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
         """Return each row's response distribution under each mixture component, [C, B, K]."""
         # Components are run like further clients, so that their gradients are not put together.
+        # [C K, 1, *p], and rows [C, K, B, *x].
         w = {n: v.squeeze(1).flatten(0, 1)[:, None] for n, v in role("component", local).items()}
         x = data.x.unsqueeze(1).expand(-1, components, *data.x.shape[1:])
         outputs = torch.unflatten(net(w, x.flatten(0, 1)), 0, x.shape[:2]).transpose(1, 2)
@@ -154,9 +155,9 @@ def build(
         """Update the rows' component responsibilities (E-step) and mixture weights (M-step)."""
         with torch.no_grad():
             share = responsibilities(log_weight(local), log_density(local, data))
-        share = share * data.mask.unsqueeze(2)
+        share = share * data.mask.unsqueeze(2)  # [C, B, K]
         before = check_name(with_rows(received, len(data)), with_rows(local, len(data)), data)
-        count = (share * data.counts.unsqueeze(2)).sum(1)
+        count = (share * data.counts.unsqueeze(2)).sum(1)  # [C, K]
         return {"rows/q": share, **weigh(before, count)}
 
     def log_weight(local: Tensors) -> Tensor:

@@ -204,6 +204,7 @@ class Tilted:
         def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the Langevin chain's current draw to the sums of first and second moments."""
             u = flattened(role("w", local)) - local["center"]
+            # [C, d, d], or [C, d] of the diagonal.
             square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
             return {
                 "sum": local["sum"] + u,
@@ -264,10 +265,10 @@ class Tilted:
                     )
                     chain.run()
                 samples.append(chain.get_samples()["u"])
-            u = torch.stack(samples)
+            u = torch.stack(samples)  # [C, draws, d]
             mean, away = u.mean(1), u - u.mean(1, keepdim=True)
             full = self.core.normals.full
-            second = away.mT @ away / (draws - 1) if full else u.var(1)
+            second = away.mT @ away / (draws - 1) if full else u.var(1)  # [C, d, d] or [C, d]
             return self.with_root(mean, self.root(second))
 
         return (Phase((sampled,)),)

@@ -111,7 +111,7 @@ def build(
         """
         held, ids = role(kept_models.MODEL, server), cohort.ids
         among = torch.arange(len(server[kept_models.HEARD]), device=ids.device)
-        chosen = among.expand(len(ids), -1)
+        chosen = among.expand(len(ids), -1)  # [C, J]
         if downloads is not None:
             neighbors = server[CHOSEN][ids.clamp(max=len(among) - 1)]
             chosen = torch.where(like(ids < len(among), neighbors), neighbors, server[WELCOME])
@@ -126,7 +126,7 @@ def build(
         received_models = torch.where(
             received_models.any(1, keepdim=True), received_models, first_of(received_models)
         )
-        weight = received_models / received_models.sum(1, keepdim=True)
+        weight = received_models / received_models.sum(1, keepdim=True)  # [C, M]
         mean = {n: mixed(weight, v) for n, v in others.items()}
         return mean | under("base", mean)
 
@@ -143,12 +143,13 @@ def build(
         losses += [
             {n: v[:, m] for n, v in others.items()} for m in range(received["known"].shape[1])
         ]
+        # [C, 1 + M], of the client's own model first.
         gains = torch.stack([gain(before - loss(w), here, w) for w in losses], 1)
         received_models = torch.cat([torch.ones_like(before)[:, None], received["known"]], 1)
         weight = gains * received_models
         weight = torch.where(weight.any(1, keepdim=True), weight, first_of(received_models))
         weight = weight / weight.sum(1, keepdim=True)
-        models = {n: torch.stack([w[n] for w in losses], 1) for n in here}
+        models = {n: torch.stack([w[n] for w in losses], 1) for n in here}  # [C, 1 + M, *p]
         away = {n: v - here[n][:, None] for n, v in models.items()}
         there = {n: v + mixed(weight, away[n]) for n, v in here.items()}
         return there | under("base", there) | {"weight": weight[:, 1:]}

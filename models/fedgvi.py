@@ -167,7 +167,9 @@ def renyi(mean: Tensor, variance: Tensor, center: Tensor, spread: Tensor, order:
 
     It is log(integral of q^order p^(1 - order)) / (order (order - 1)), and infinite where
     order * spread + (1 - order) * variance is not positive; a large number there leads optimizers
-    back.
+    back. With a the order, v and s the variances and u = a s + (1 - a) v, the log is
+
+        (a log s + (1 - a) log v - log u - a (1 - a) (mean - center)^2 / u) / 2
     """
     mixed = order * spread + (1 - order) * variance
     mixed = torch.where(mixed > 0, mixed, torch.finfo(mixed.dtype).eps * spread)
@@ -210,7 +212,7 @@ def density_power(fn: Any, y: Tensor, r: float) -> Tensor:
         logits = fn.logits
         if isinstance(fn, torch.distributions.Bernoulli):
             logits = torch.stack([logits, torch.zeros_like(logits)], -1)
-        whole = (logits.log_softmax(-1) * (1 + r)).exp().sum(-1)
+        whole = (logits.log_softmax(-1) * (1 + r)).exp().sum(-1)  # [..., C, B]
     power: Tensor = -torch.expm1(r * fn.log_prob(y)) / r + whole / (1 + r)
     return power
 

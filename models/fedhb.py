@@ -257,7 +257,7 @@ class Mixture:
             """Initialize the client's model at the mixture center with the largest likelihood."""
             at = [q.start(self.center(received, k)) for k in range(self.kinds)]
             costs = [fit(model, q, received, local | one, data) for one in at]
-            best = torch.stack(costs, 1).argmin(1)
+            best = torch.stack(costs, 1).argmin(1)  # [C]
             return q.start(self.center(received, best))
 
         def near(
@@ -278,6 +278,7 @@ class Mixture:
             """
             if "kind" not in message:  # the server's own
                 return pick(message, "loc/* mass")
+            # [C, K, *p]
             each = {n: v[:, None].expand(-1, self.kinds, *v.shape[1:]) for n, v in message.items()}
             return under("loc", role("w", each)) | {"mass": message["kind"]}
 

@@ -106,7 +106,7 @@ def build(
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Start from the received mean and the client's part of the received precision."""
         share = torch.where(received["rows"] > 0, data.size / received["rows"], received["share"])
-        goal = {n: v.to(data.size).expand(len(data), -1) for n, v in of_prior.items()}
+        goal = {n: v.to(data.size).expand(len(data), -1) for n, v in of_prior.items()}  # [C, d]
         mean, precision = flattened(role("w", received)), core.precision(received)
         # At least the prior's, where a client has hardly any rows.
         precision = torch.maximum(precision * share[:, None], goal["precision"])

@@ -88,7 +88,7 @@ def build(
         """Return training phases for one posterior sample: the mean of an epoch's SGD iterates."""
 
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            mean = flattened(role("sum", local)) / local["steps"][:, None]
+            mean = flattened(role("sum", local)) / local["steps"][:, None]  # [C, d]
             return {f"sample/{s}": mean}
 
         epoch = replace(burn_in, updates=(step, add), epochs=1)
@@ -96,7 +96,7 @@ def build(
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's message: received parameters minus its estimated update delta_j."""
-        drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
+        drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)  # [C, l, d]
         start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
         return parted(start - change(start, drawn, rho), shapes)
 

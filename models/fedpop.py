@@ -131,7 +131,7 @@ def build(
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample each client's head z_j from the population, then the responses of its rows."""
         # Under this scale, steps of the chain would overshoot the mean of the population.
-        least = (lr_head / batch.size).sqrt()[:, None]
+        least = (lr_head / batch.size).sqrt()[:, None]  # [C, 1]
         with batch.clients():
             head = {}
             for n, shape in shapes.items():  # p(z_j | beta)
@@ -279,7 +279,7 @@ def langevin(
         moved, width = {}, (2 * lr * temperature / data.size).sqrt()
         with data.clients():  # the noise of a site is the client's own
             for n, v in role(name, local).items():
-                zero = torch.zeros_like(v).unsqueeze(1)
+                zero = torch.zeros_like(v).unsqueeze(1)  # [C, 1, *p]
                 fn = dist.Normal(zero, torch.ones_like(zero)).to_event(v.dim() - 1)
                 moved[n] = v + like(width, v) * pyro.sample(f"_noise/{n}", fn).squeeze(1)
         return under(name, moved)

@@ -118,7 +118,7 @@ def build(
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Set the prior under which the client's optimum is found."""
-        mean, sd = (v.to(data.size).expand(len(data), -1) for v in core.layout.prior())
+        mean, sd = (v.to(data.size).expand(len(data), -1) for v in core.layout.prior())  # [C, d]
         return {
             "prior/mean": mean,
             "prior/precision": core.normals.independent(mean, sd)["precision"],
@@ -183,9 +183,9 @@ class Strata:
         normals, k = self.core.normals, self.size
         whole = {n: factor[n] + v for n, v in self._prior(factor["shift"]).items()}
         p, h = normals.matrix(whole["precision"]), whole["shift"]
-        across = p[..., :k, k:]
+        across = p[..., :k, k:]  # [..., k, d - k]
         solved = torch.linalg.solve(p[..., k:, k:], torch.cat([across.mT, h[..., k:, None]], -1))
-        off = across @ solved
+        off = across @ solved  # [..., k, d - k + 1]; the last column is of the shift
         alone, shift = torch.zeros_like(p), torch.zeros_like(h)
         alone[..., :k, :k] = p[..., :k, :k] - off[..., :k]
         shift[..., :k] = h[..., :k] - off[..., k]
@@ -211,7 +211,7 @@ class Strata:
         own, k = role("spread", local), self.size
         width = own["log_sd"].exp()
         row, column = torch.tril_indices(width.shape[-1], width.shape[-1], -1)
-        root = torch.diag_embed(width)
+        root = torch.diag_embed(width)  # [C, 1, d, d]
         root[..., row, column] = own["below"] * width[..., row]
         mean = torch.cat([local[f"w/{n}"].flatten(2) for n in self.core.net.shapes], -1)
         with batch.clients():

@@ -88,7 +88,7 @@ def build(
                 )
                 for k in range(clusters)
             ]
-        nearest = torch.stack(losses).argmin(0)
+        nearest = torch.stack(losses).argmin(0)  # [C]
         return {"cluster": nearest.int()} | model_of(received, nearest)
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
@@ -105,7 +105,7 @@ def build(
         The aggregation weights select cluster z_j.
         """
         return {
-            f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])
+            f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])  # [C, K, *p]
             for n, v in message.items()
             if f"cluster/{n}" in server
         }

@@ -136,7 +136,7 @@ def build(
         with data.clients():
             factors = {}
             for n, shape in shapes.items():
-                loc = one[..., None, None].expand(*one.shape, *shape)
+                loc = one[..., None, None].expand(*one.shape, *shape)  # [C, 1, *p]
                 fn = families[n](center * loc, prior_scale * loc)
                 factors[n] = pyro.sample(n, as_event(fn, len(shape)))
             w = base | {n: base[n] * mask(factors, n, len(s)) for n, s in chosen.items()}

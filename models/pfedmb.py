@@ -180,7 +180,7 @@ def build(
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize every branch of each layer by an independent random draw."""
         starts = [net.init(generator) for _ in range(branches)]
-        stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
+        stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}  # [B, *p]
         refuse_twins(stacked, layer)
         rest = {n: v for n, v in starts[0].items() if n not in layer}
         return under("branch", stacked) | under("w", rest)
@@ -207,6 +207,7 @@ def build(
         alpha = local["alpha"]
         sent, branch = (alpha > 0).to(alpha), role("branch", message)
         for n, v in branch.items():
+            # [C, B, *p], 0 for branches with weight 0.
             message[f"branch/{n}"] = torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
         return message | {"alpha": alpha}
 
@@ -217,12 +218,13 @@ def build(
         """
         if not weighted:
             return lambda message, cohort: cohort.size[:, None].expand(-1, branches)
-        return lambda message, cohort: cohort.size[:, None] * message["alpha"][:, at]
+        return lambda message, cohort: cohort.size[:, None] * message["alpha"][:, at]  # [C, B]
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
         """Return a tensor's message size in bytes, counting only branches that are sent."""
         value, total = tensors[name], dense({name: tensors[name]})
         if "alpha" in tensors:
+            # Numbers of branches with weight 0, [C].
             at_home = (tensors["alpha"][:, layer[name.removeprefix("branch/")]] == 0).sum(1).cpu()
             total = total - at_home * value.shape[2:].numel() * value.element_size()
         return total
@@ -236,7 +238,7 @@ def build(
         alpha = q.moments(received, local, data)[0]["alpha"]
         entropy, is_kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
         sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": is_kept.sum(-1).to(alpha)}
-        return {n: v.mean(-1) for n, v in sums.items()}
+        return {n: v.mean(-1) for n, v in sums.items()}  # over layers, [C, L] -> [C]
 
     of_layer = [[f"branch/{n}" for n in layer if layer[n] == at] for at in range(shape[0])]
     pools: dict[str, Weight] = {" ".join(n): by_alpha(at) for at, n in enumerate(of_layer)}
@@ -308,7 +310,7 @@ def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
             w[n] = value.squeeze(axis)  # nothing to mix: to the last bit as without branches
             continue
         rows = value.reshape(*value.shape[: axis + 1 or None], -1)
-        mixed = torch.einsum("...b,...bp->...p", alpha[..., at, :], rows)
+        mixed = torch.einsum("...b,...bp->...p", alpha[..., at, :], rows)  # [..., p]
         w[n] = mixed.reshape(*mixed.shape[:-1], *net.shapes[n])
     return w
 

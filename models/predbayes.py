@@ -127,7 +127,7 @@ def build(
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send all S stored posterior samples, [C, S, *p]."""
         each = [role(f"sample/{s}", local) for s in range(samples)]
-        kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}
+        kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}  # [C, S, *p]
         return under("sample", kept)
 
     def aggregate(
@@ -178,7 +178,7 @@ def each_predicts(
 ) -> Tensor:
     """Return each client's predicted probabilities [J, U, K], averaged over its samples."""
     clients = len(next(iter(models.values())))
-    flat = {n: v.flatten(0, 1) for n, v in models.items()}
+    flat = {n: v.flatten(0, 1) for n, v in models.items()}  # [J S, *p]
     probabilities = distillation.predictions(net, flat, x, likelihood)
     return probabilities.reshape(clients, -1, *probabilities.shape[1:]).mean(1)
 

@@ -162,7 +162,7 @@ class TwoStage:
             middle + width * self._noise(n, source) for n in (self.draws, len(shared))
         )
         new = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": client_draws}
-        tables = {n: v.expand(clients, *v.shape).clone() for n, v in new.items()}
+        tables = {n: v.expand(clients, *v.shape).clone() for n, v in new.items()}  # [J, ...]
         tables |= {f"new_{n}": v for n, v in new.items()}
         tables |= {"g": shared, "known": torch.zeros(clients), "noise": torch.zeros(())}
         tables |= {"r_hat": torch.ones(()), "missing": torch.tensor(float(clients))}
@@ -196,11 +196,11 @@ class TwoStage:
         start = _starts(log_density, tried, normal.log_prob(tried), CHAINS, source)
         sampled_draws = hmc(log_density, start, source)
         # A client that has not reported holds draws of its prior, as a new one.
-        new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))
+        new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))  # [1, S, ...]
         z, log_p1 = (torch.cat(pair) for pair in zip((z, log_p1), new, strict=True))
         client_draws, inverse = self._resampled(sampled_draws.u, z, log_p1, source)
         pooled, noise = (
-            client_draws[:-1][is_reported].flatten(0, 1),
+            client_draws[:-1][is_reported].flatten(0, 1),  # [J N, m]
             inverse[:, :-1][:, is_reported].sum(-1).mean(),
         )
         r_hat = max(sampled_draws.r_hat, float(message["r_hat"].max()))
@@ -230,7 +230,7 @@ class TwoStage:
 
     def _terms(self, u: Tensor, z: Tensor, log_p1: Tensor) -> Tensor:
         """Return log p(z | u) - log p_1(z), [K, J, S], for u [K, d] and z [J, S, m]."""
-        flat = z.flatten(0, 1)
+        flat = z.flatten(0, 1)  # [J S, m]
         many = self.blank.select_clients(torch.zeros(len(flat), dtype=torch.long))
         value = self.evaluate(u[:, None], flat[None], many, self.client_sites.names)
         return value.view(len(u), *z.shape[:2]) - log_p1
@@ -249,8 +249,8 @@ class TwoStage:
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             zero = u.new_zeros(*u.shape[:-1], 1)
             with batch.clients():
-                self.shared_sites.sample(u[..., None, :], zero, 1.0)
-                self.client_sites.sample(z[..., None, :], zero, 1.0)
+                self.shared_sites.sample(u[..., None, :], zero, 1.0)  # [S, C, 1, d]
+                self.client_sites.sample(z[..., None, :], zero, 1.0)  # [S, C, 1, m]
 
         with pyro.validation_enabled(False), default_type(u.dtype):
             q, p = traces(self.program, guide, {}, {}, batch, len(u))
@@ -285,7 +285,7 @@ class TwoStage:
             per_client.append(
                 self._sampled(one, middle, width, generator("two_stage", int(abs(seed) * 2**40)))
             )
-        draws, log_p1, r_hat = (
+        draws, log_p1, r_hat = (  # [C, S, m], [C, S], [C]
             torch.stack(v).to(batch.size.device) for v in zip(*per_client, strict=True)
         )
         return {"draws": draws, "log_p1": log_p1, "r_hat": r_hat, "middle": received["middle"]}
@@ -299,7 +299,7 @@ class TwoStage:
         def log_density(z: Tensor) -> Tensor:
             """Return the client's log density [N] of own variables z [N, m], under p_1."""
             shared = u.expand(len(z), 1, -1)
-            rows = self.evaluate(shared, z[:, None], one, "")[:, 0]
+            rows = self.evaluate(shared, z[:, None], one, "")[:, 0]  # [N]
             return rows + self._first_prior(z, middle, width)
 
         tried = middle + width * self._noise(TRIED, source)
@@ -329,7 +329,7 @@ class TwoStage:
         names, device = ("g", "own", "new_own"), cohort.size.device
         g, client_draws, new = (server[f"server/{n}"].to(device) for n in names)
         ids = cohort.ids.to(device)
-        is_reported = (ids < len(client_draws))[:, None, None]
+        is_reported = (ids < len(client_draws))[:, None, None]  # [C, 1, 1]
         sent_draws = torch.where(
             is_reported, client_draws[ids.clamp(max=len(client_draws) - 1)], new
         )
@@ -344,7 +344,7 @@ class TwoStage:
         if "own" in local:
             u, z = local["g"], local["own"]
         else:  # while clients train
-            z = local["middle"][..., None, :]
+            z = local["middle"][..., None, :]  # [..., 1, m]
             u = self.shared_sites.prior()[0].to(z).expand(*z.shape[:-1], -1)
         count = u.shape[-2]
         with batch.clients():
@@ -354,6 +354,7 @@ class TwoStage:
             at = (torch.special.ndtr(place) * count).long().clamp(0, count - 1)
             client = torch.arange(len(batch), device=u.device)[:, None].expand_as(at)
             middle = (place == 0)[..., None]  # as of the mean of the guide
+            # [..., C, 1, d] and [..., C, 1, m]
             u, z = (torch.where(middle, v.mean(-2), v[client, 0, at]) for v in (u, z))
             zero = torch.zeros_like(u[..., 0])
             self.shared_sites.sample(u, zero, 1.0)

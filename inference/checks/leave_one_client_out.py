@@ -110,7 +110,7 @@ def loco(
         refuse_other_data(run.data, data)
         get_factors(run)
     each = [[_estimate(run, name, draws, rounds) for name in names] for run in runs]
-    elpd, error, in_sample, k = np.moveaxis(np.array(each), -1, 0)
+    elpd, error, in_sample, k = np.moveaxis(np.array(each), -1, 0)  # [runs, clients] each
     # Runs count the same: their densities are averaged.
     share = np.exp(elpd - elpd.max(0))
     errors = np.sqrt((share**2 * error**2).sum(0)) / share.sum(0)
@@ -138,9 +138,9 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     for view in (run.method.main_view, "others"):
         spec = EvaluationSpec(model=view, draws=-(-draws // 2), seed=run.seed)
         (said,) = pointwise(method, data, state, ids, spec)
-        sites = {n: v.value[:, 0, 0] for n, v in said["posterior"].items()}
+        sites = {n: v.value[:, 0, 0] for n, v in said["posterior"].items()}  # [S, *p]
         shared = {n: v for n, v in sites.items() if matches(n, method.shared)}
-        density = {n: v.value.flatten() for n, v in said["density"].items()}
+        density = {n: v.value.flatten() for n, v in said["density"].items()}  # [S]
         prior = density["shared log_p"]
         every, others, left = factors.densities(state.server, data.cohort(ids), shared, prior)
         middle = torch.logaddexp(every, others) - np.log(2)
@@ -148,9 +148,9 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         log_w.append(left - middle + density["log_p"] - density["log_q"])
         excess.append((others - middle).exp() - 1)
         likelihoods.append(_log_likelihood(said, method.shared))
-    (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))
+    (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))  # log_w [2, S]
     # Draws of q and of q / t_j use the same noise, so that each pair is averaged first.
-    control = torch.stack(excess).mean(0) * factors.normalized
+    control = torch.stack(excess).mean(0) * factors.normalized  # [S]
     (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, control) for x in (w, v))
     rest = w_rest / w_mean - v_rest / v_mean
     elpd = float(top - below + (w_mean / v_mean).log())

@@ -281,7 +281,7 @@ def _line(
         return line | dict.fromkeys(MEASURED, nan)
     sets = calibrated.sets(forecast, q)
     if forecast.has_classes:
-        held = sets.gather(1, y.long()[:, None])[:, 0]
+        held = sets.gather(1, y.long()[:, None])[:, 0]  # [n, K] -> [n]
     else:
         held = (sets[:, 0] <= y) & (y <= sets[:, 1])
     size = set_sizes(sets).double()

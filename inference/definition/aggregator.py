@@ -129,7 +129,7 @@ class Aggregator:
         """Combine weighted messages into one: their weighted mean, with their total weight."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
         folded = self._combine_all(Weighed(values, weights), _mean_or_default, {}, 0.0)
-        sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
+        sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}  # [1] or [1, K]
         return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
     def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:

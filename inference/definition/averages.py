@@ -163,7 +163,7 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
             f"krum received {clients} messages, to choose {best} with up to {bad} bad; expected at "
             f"least {least} messages in every round"
         )
-    flat = torch.cat([v.reshape(clients, -1) for v in message.values()], 1)
+    flat = torch.cat([v.reshape(clients, -1) for v in message.values()], 1)  # [C, d]
     distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     nearest = distances.sort(1).values[:, 1 : clients - bad - 1]  # the first is the message itself
     chosen = nearest.sum(1).argsort(stable=True)[:best].sort().values

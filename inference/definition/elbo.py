@@ -75,7 +75,7 @@ class Elbo:
             blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
             signal = per_draw(blame * score, clients, drawn)
             value = value + signal - signal.detach()
-        total = value.mean(0) if len(value) > 1 else value[0]
+        total = value.mean(0) if len(value) > 1 else value[0]  # [S, C] -> [C]
         return total / batch.size if self.mean else total
 
 

@@ -131,6 +131,7 @@ class Clipped:
     def clip(self, optimizer: Optimizer, *_: Any) -> None:
         """Scale each client's gradient down to the maximum norm, before an optimizer step."""
         moving = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        # The norms of each tensor, [C].
         norms = [torch.linalg.vector_norm(p.grad.reshape(len(p), -1), dim=1) for p in moving]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor = (self.norm / (norm + 1e-6)).clamp(max=1)

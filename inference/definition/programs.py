@@ -119,7 +119,7 @@ class Proximal:
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         """Return the prior distribution of the network parameter `name`."""
-        scale = (self.strength * batch.size).rsqrt()[:, None]
+        scale = (self.strength * batch.size).rsqrt()[:, None]  # [C, 1]
         if (center := received.get(f"{self.loc}/{name}")) is None:
             raise ValueError(
                 f"parameter {name} has no center for its proximal prior, as it is not received; "

@@ -104,7 +104,7 @@ class HalfSquares(torch.autograd.Function):
             pairs = zip(values, centers, strict=True)
             up = [like(grads[0], v) * (v - c) for v, c in pairs]
         else:
-            parts = (grads[0] * ctx.differences).split(ctx.sizes, 1)
+            parts = (grads[0] * ctx.differences).split(ctx.sizes, 1)  # [C, p] each
             up = [part.view(v.shape) for part, v in zip(parts, values, strict=True)]
         needed = ctx.needs_input_grad[1 + len(up) :]
         return (

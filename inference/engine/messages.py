@@ -53,7 +53,7 @@ def inspect(
         if rule is FINITE and finite:
             continue
         is_valid = rule.validate(name, value)
-        good = is_valid.reshape(len(ids), is_valid.shape[1:].numel()).all(1)
+        good = is_valid.reshape(len(ids), is_valid.shape[1:].numel()).all(1)  # [C]
         for c in (~good).nonzero().flatten().tolist():
             errors[c] = (
                 errors[c] or f"{names[ids[c]]}: {_violation(name, value[c], is_valid[c], rule)}"

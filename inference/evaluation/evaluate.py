@@ -347,7 +347,7 @@ def uncertainty(
     def read(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
         """Return mean class probabilities, a placeholder density and uncertainty scores of rows."""
         shape = (how.draws or 1, *batch.mask.shape, -1)
-        probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
+        probs = torch.cat([probabilities(fn).expand(shape) for fn in members])  # [S, C, B, K]
         mean = probs.mean(0)
         scores = scoring.entropies(probs) | {"doubt": 1 - mean.amax(-1)}
         unknown = mean.new_full(batch.mask.shape, -torch.inf)

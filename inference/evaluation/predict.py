@@ -144,7 +144,7 @@ def averaged(
         mean = probabilities(fn) if isinstance(fn, CLASSES) else fn.mean
         if log_density.dim() == 3:
             mean, count = mean.mean(0), log_density.new_tensor(float(len(log_density)))
-            log_density = log_density.logsumexp(0) - count.log()
+            log_density = log_density.logsumexp(0) - count.log()  # [C, B]
         means.append(mean)
         log_densities.append(log_density)
     log_count = torch.tensor(float(len(means))).log()
@@ -229,7 +229,7 @@ def probabilities(fn: Any) -> Tensor:
 
 def _no_number(mean: Tensor, density: Tensor, mask: Tensor) -> tuple[int, int, float] | None:
     """Return client, row and value of the first non-finite prediction, or None."""
-    mean = mean.reshape(*mask.shape, -1)
+    mean = mean.reshape(*mask.shape, -1)  # [C, B, K or 1]
     # The mean of a distribution may be undefined (NaN), and a density may be 0.
     good = density.isfinite() | ((density == -torch.inf) & mean.isfinite().all(-1))
     if bool((good | ~mask).all()):

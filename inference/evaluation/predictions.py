@@ -366,6 +366,7 @@ def predictive_values(
     distributions = list(members)
     if isinstance(distributions[0], CLASSES):
         shape = (draws or 1, 1, rows, -1)
+        # [S, n, K], with the draws of all members along S.
         probs = torch.cat([probabilities(fn).expand(shape) for fn in distributions])[:, 0]
         scores = entropies(probs)
         values = {"entropy": scores["total"]}

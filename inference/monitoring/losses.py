@@ -36,6 +36,7 @@ class Losses:
         """Add the clients' first and mean losses of a round, with NaN for untrained clients."""
         for name, first in begun.items():
             step = self.steps.setdefault(name, _Step(self.copies, len(first)))
+            # [R, J], copies of the federation and their clients.
             step.add(number, *(v.double().reshape(self.copies, -1) for v in (first, loss[name])))
 
     def risen(self) -> list[Divergence | None]:
@@ -96,11 +97,11 @@ class _Step:
 
         The first and the last level of the loss are returned too.
         """
-        noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)
+        noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)  # [R]
         rise = torch.stack(self.levels) - torch.stack(self.begins)
         size = size.fmax(self.begins[-1].abs())
         above = rise > SIZES * size + torch.stack(self.gains) + NOISE * noise
-        rounds = above.flip(0).long().cumprod(0).sum(0)
+        rounds = above.flip(0).long().cumprod(0).sum(0)  # [R]
         ends = (v.tolist() for v in (rounds, self.begins[-1], self.levels[-1]))
         return list(zip(*ends, strict=True))
 

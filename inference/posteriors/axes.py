@@ -91,7 +91,7 @@ class ClientAxes:
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
-        values = zip((part.value[:, 0] for part in parts), sizes, strict=True)
+        values = zip((part.value[:, 0] for part in parts), sizes, strict=True)  # [S, B or 1, *p]
         rows = torch.cat([value.expand(-1, n, *value.shape[2:]) for value, n in values], 1)
         return Variable(rows, ("draw", "row", *self.site_axes(name, rows, 2)))
 
@@ -119,6 +119,7 @@ class ClientAxes:
             return {}  # shared sites depend on the other clients too
         densities = {}
         for n in ("log_p", "log_q"):
+            # [S, C], and their sums over clients, [S].
             by_client = torch.cat([one["density"][n].value.flatten(1) for one in client_draws], 1)
             together = by_client.sum(1) + client_draws[0]["density"][f"shared {n}"].value.flatten()
             dims = ("draw",) if self.shared else ("draw", "client")

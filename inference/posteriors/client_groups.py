@@ -53,7 +53,7 @@ class Proposed(Messenger):
         shared: patterns of the shared sites.
         normal: names of the normal sites.
         noise: noise of the shared sites, [S, d].
-        own: noise of the client-specific sites, [S, C, n].
+        client_noise: noise of the client-specific sites, [S, C, n].
     """
 
     def __init__(
@@ -61,13 +61,14 @@ class Proposed(Messenger):
     ) -> None:
         super().__init__()
         self.shared, self.normal, self.draws = shared, normal, len(noise)
-        self.left = {True: noise[:, None], False: client_noise}
+        self.left = {True: noise[:, None], False: client_noise}  # [S, 1, d], [S, C, n]
 
     def _pyro_sample(self, msg: Any) -> None:
         if is_unset_latent(msg) and msg["name"] in self.normal:
             fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
             size = fn.event_shape.numel()
             part, self.left[is_shared] = self.left[is_shared].tensor_split([size], -1)
+            # [S, C, 1, *p], or [S, 1, 1, *p] of a shared site.
             part = part.to(fn.mean).reshape(*part.shape[:2], 1, *fn.event_shape)
             msg["value"], msg["done"] = fn.mean + fn.stddev * part, True
 

@@ -20,7 +20,8 @@ has a k of its own, see `tail_shapes`. Where clients share no site, each client 
 separately.
 
 Where the guide selects among draws of the server, as that of likelihood factors, these are weighted
-first, then t distributions add draws where the list has none; see `Mixture`.
+first, then t distributions add draws where the list has none; see `ProposalMixture` in
+`pyrofl.inference.posteriors.proposals`.
 
 By default draws are corrected, except those that `reason_against` names.
 """
@@ -271,7 +272,7 @@ def _separately(
 
 def _placed(values: Values, in_plate: bool | None) -> Values:
     """Return values with the axis of a plate of the program as an axis of the site."""
-    return Values(values.value.unsqueeze(2), values.rows) if in_plate else values
+    return Values(values.value.unsqueeze(2), values.rows) if in_plate else values  # [S, C, 1, *p]
 
 
 class Bar:

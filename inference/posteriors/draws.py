@@ -60,7 +60,7 @@ class JointNoise(ClientNoise):
         is_selection = msg["infer"].get("listed") and is_unset_latent(msg)
         super()._pyro_sample(msg)
         if is_selection:
-            shift = torch.stack([torch.rand((), generator=g) for g in self.generators])
+            shift = torch.stack([torch.rand((), generator=g) for g in self.generators])  # [C]
             msg["value"] = spaced(msg["value"], shift[:, None].to(msg["value"]))
 
 

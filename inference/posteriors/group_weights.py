@@ -127,12 +127,12 @@ class GroupImportanceSampler:
         )
         highest = ratio.amax(2, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
         weight = (ratio - highest).exp()
-        mean = weight.mean(2)
-        each = weight.unflatten(2, (sets, draws)).mean(3)
+        mean = weight.mean(2)  # [S, C]
+        each = weight.unflatten(2, (sets, draws)).mean(3)  # [S, C, sets]
         spread = (each[..., 0] - each[..., -1]).square() / 2 / mean.square()
         edges = weight.clamp(min=1e-300).cumsum(2)
-        chosen = torch.searchsorted(edges, (choices * edges[..., -1])[..., None])[..., 0]
-        at = torch.arange(len(noise))[:, None] * sets * draws + chosen
+        chosen = torch.searchsorted(edges, (choices * edges[..., -1])[..., None])[..., 0]  # [S, C]
+        at = torch.arange(len(noise))[:, None] * sets * draws + chosen  # [S, C]
         client = torch.arange(len(self.group.ids))
         sites = {n: Values(v.value[at, client], v.rows) for n, v in site_draws.items()}
         log_l = mean.log() + highest[..., 0]
@@ -150,7 +150,7 @@ class GroupImportanceSampler:
         s, clients, k = wider.shape
         size = s * k
         with torch.no_grad():
-            every = noise.repeat_interleave(k, 0)
+            every = noise.repeat_interleave(k, 0)  # [S k, d], for proposals [S k, C, n]
             log_densities, q, p = self._log_densities(
                 every, proposals.transpose(1, 2).flatten(0, 1)
             )

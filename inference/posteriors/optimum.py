@@ -121,7 +121,7 @@ class AntitheticNoise(Messenger):
         if is_shared:
             gain = (1 - self.wider**2) / 2 * half.square().sum(-1) + size * math.log(self.wider)
             self.log_w, half = self.log_w + gain.repeat(2), self.wider * half
-        noise = torch.cat([half, -half]).repeat_interleave(again, 0)
+        noise = torch.cat([half, -half]).repeat_interleave(again, 0)  # [copies, size]
         msg["value"], msg["done"] = fn.mean + fn.stddev * noise.reshape(fn.mean.shape), True
 
 
@@ -155,6 +155,7 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
     """Describe the site that a natural-gradient step would change most; "" for small steps."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
+        # As many equal clients as draws, [2 PAIRS, *p].
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
         moving = [local[n].detach().clone().requires_grad_() for n in (normal.mean, normal.root)]
         local |= dict(zip((normal.mean, normal.root), moving, strict=True))
@@ -164,6 +165,7 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
             )
             loss = -(local_ratio + shared / len(clients)).sum()
             grads = torch.autograd.grad(loss, moving)
+        # Gradients by mean [PAIRS, n] and root, averaged over antithetic pairs.
         pairs = [v.unflatten(0, (2, PAIRS)).mean(0) for v in grads]
         total = (
             (pairs[0], pairs[1]) if total is None else (total[0] + pairs[0], total[1] + pairs[1])
@@ -176,7 +178,7 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
         sd = torch.linalg.vector_norm(root, dim=-1)
         inner = root.mT @ spread
         inner = (inner + inner.mT) / 2
-        step = -times(root, times(root.mT, mean)) / sd
+        step = -times(root, times(root.mT, mean)) / sd  # [PAIRS, d]
         growth = -torch.einsum("ij,sjk,ik->si", root, inner, root) / (2 * sd.square())
     else:
         root, spread = root[:d], spread[:, :d]
@@ -198,12 +200,12 @@ def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: in
     copies, values = DRAWS * CLIENT_DRAWS, {}
     log_w = doubt = guide_log_w = torch.zeros(DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
-        local = {n: v.expand(copies, *v.shape[1:]) for n, v in client[1].items()}
+        local = {n: v.expand(copies, *v.shape[1:]) for n, v in client[1].items()}  # [copies, *p]
         with torch.no_grad():
             noise = AntitheticNoise(method.shared, key, name, CLIENT_DRAWS, WIDER)
             local_ratio, shared, q = _said(method, client, local, copies, noise)
-        each = local_ratio.reshape(DRAWS, CLIENT_DRAWS).double()
-        log_w = log_w + each.logsumexp(1) - math.log(CLIENT_DRAWS)
+        each = local_ratio.reshape(DRAWS, CLIENT_DRAWS).double()  # [DRAWS, CLIENT_DRAWS]
+        log_w = log_w + each.logsumexp(1) - math.log(CLIENT_DRAWS)  # [DRAWS]
         doubt = doubt + each.softmax(1).var(1) * CLIENT_DRAWS
         if not i:
             guide_log_w = torch.as_tensor(noise.log_w).double()
@@ -220,7 +222,7 @@ def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: in
     share, ess, odd = weights.exp(), float(effective(weights)), []
     guide = guide_log_w.softmax(0)
     for n, v in values.items():
-        flat = v.reshape(DRAWS, CLIENT_DRAWS, -1)[:, 0].double()
+        flat = v.reshape(DRAWS, CLIENT_DRAWS, -1)[:, 0].double()  # [DRAWS, p]
         wide, guide_sd = ((w @ (flat - w @ flat).square()).sqrt() for w in (share, guide))
         ratio = guide_sd / wide
         surely = ratio.log().abs() - 2 / (2 * ess) ** 0.5

@@ -86,6 +86,7 @@ def pointwise(
         said = _said(method.model, method.shared, replay, client, draws, rows)
         if server_draws:  # their density is unknown
             del said["density"]
+            # [S, 1, 1, *p]
             also = {n: Values(v[:, :, None], False) for n, v in server_draws.items()}
             said["posterior"] = also | said["posterior"]
         values_by_client[int(some)] = said
@@ -161,6 +162,7 @@ def _in_draws(
     q, p = traces(model, guide, *client, draws)
     density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
     prior = {
+        # [S, 1, 1], without the axes of the site.
         name: Values(per_draw(_log_prob(p.nodes[name]), 1).expand(draws, 1)[..., None], False)
         for name, _ in latent(q)
         if name in p.nodes and not isinstance(base_of(p.nodes[name]["fn"]), dist.ImproperUniform)
@@ -180,7 +182,7 @@ def _in_draws(
             # A site that is equal in all draws has no axis for them.
             value = value.expand(k, *value.shape[value.dim() - event_dims - 2 :])
             seen[group][name] = Values(value, of_rows(site))
-    weights = {n: Values(v[..., None], False) for n, v in density.items()}
+    weights = {n: Values(v[..., None], False) for n, v in density.items()}  # [S, 1, 1]
     latent_values = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
     return latent_values | seen
 

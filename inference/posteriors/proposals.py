@@ -280,7 +280,7 @@ def lattice(shift: Tensor, draws: int) -> Tensor:
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / size) if size > 1 else 2.0
     powers = torch.arange(size, dtype=torch.float64)
-    places = torch.arange(draws, dtype=torch.float64)[:, None] * ratio**-powers
+    places = torch.arange(draws, dtype=torch.float64)[:, None] * ratio**-powers  # [draws, n]
     places[:, 0] /= draws
     uniform: Tensor = ((places + shift[..., None, :]) % 1.0).clamp(1e-15, 1 - 1e-15)
     noise: Tensor = torch.special.ndtri(uniform)
@@ -309,7 +309,7 @@ def around(
     n = mode.shape[-1]
     wide = draws if share == 1 else max(1, draws // 8)
     narrow, wider = lattice(shifts[..., 0, :], draws - wide), lattice(shifts[..., 1, :], wide)
-    inner = torch.cat([narrow, WIDER * wider], -2).flatten(2, 3)
+    inner = torch.cat([narrow, WIDER * wider], -2).flatten(2, 3)  # [S, C, sets * draws, n]
     noise = mode[:, :, None] + inner @ root.mT
     near = -inner.square().sum(-1) / 2
     far = near / WIDER**2 - n * math.log(WIDER)

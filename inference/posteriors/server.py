@@ -27,7 +27,7 @@ class SiteSubstitution(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] in self.values and is_unset_latent(msg):
-            msg["value"], msg["done"] = self.values[msg["name"]].unsqueeze(2), True
+            msg["value"], msg["done"] = self.values[msg["name"]].unsqueeze(2), True  # [S, C, 1, *p]
 
 
 @synchronized
@@ -53,9 +53,10 @@ def of_server(
 
     def drawn(cohort: Cohort) -> Tensors:
         ids = cohort.ids.cpu()
+        # [S, C, *p]
         draws = {n: v[:, None].expand(-1, len(ids), *v.shape[1:]) for n, v in shared.items()}
         for n, v in client_sites.items():
-            there = (ids < v.shape[1]).to(v).reshape(-1, *(1 for _ in v.shape[2:]))
+            there = (ids < v.shape[1]).to(v).reshape(-1, *(1 for _ in v.shape[2:]))  # [C, 1, ...]
             draws[n] = v[:, ids.clamp(max=v.shape[1] - 1)] * there
         return {n: v.to(cohort.size) for n, v in draws.items()}
 

@@ -102,11 +102,11 @@ def _shape(value: Tensor) -> Tensor:
     highest, quartile = tail[-1], tail[int(size / 4 + 0.5) - 1].clamp(min=1e-300)
     points = 30 + int(math.sqrt(size))
     grid = 1 - (points / (torch.arange(points).to(tail) + 0.5)).sqrt()
-    theta = 1 / highest.clamp(min=1e-300) + grid[:, None] / 3 / quartile
-    k = torch.log1p(-theta[:, None] * tail).mean(1)
+    theta = 1 / highest.clamp(min=1e-300) + grid[:, None] / 3 / quartile  # [points, d]
+    k = torch.log1p(-theta[:, None] * tail).mean(1)  # [points, size, d] -> [points, d]
     level = size * ((-theta / k).log() - k - 1)
     weight = level.nan_to_num(nan=-math.inf).softmax(0)
-    best = (weight * theta).sum(0)
+    best = (weight * theta).sum(0)  # [d]
     shape = torch.log1p(-best * tail).mean(0)
     shape = (shape * size + 0.5 * 10) / (size + 10)
     return torch.where(highest > 0, shape, -math.inf).nan_to_num(nan=math.inf)

@@ -194,7 +194,7 @@ class _Run(Messenger):
         else:
             transform = biject_to(msg["fn"].support)  # which may depend on other sites
             value = transform(w)
-            each = w.expand(-1, value.shape[1], *[-1] * (w.dim() - 2))
+            each = w.expand(-1, value.shape[1], *[-1] * (w.dim() - 2))  # [K, C, places, *event]
             jacobian = transform.log_abs_det_jacobian(each, value)
             # Bounds of a shared site, which other sites set, are repeated for all clients.
             value, jacobian = (v[:, : w.shape[1]] for v in (value, jacobian))
@@ -230,13 +230,13 @@ def _normal(fn: Any) -> tuple[Tensor, Tensor] | None:
 def _power(w: Tensor, loc: Tensor, log_scale: Tensor) -> Tensor:
     """Return exponents c [size], 1 minus the variance of w [S, ...] given its loc and scale."""
     y, *inputs = ((v - v.mean(0)).flatten(1) for v in (w, loc, log_scale))
-    x = torch.stack(inputs, -1)
-    square = torch.einsum("sdi,sdj->dij", x, x)
+    x = torch.stack(inputs, -1)  # [S, size, 2]
+    square = torch.einsum("sdi,sdj->dij", x, x)  # [size, 2, 2]
     one = torch.eye(2).to(x)
     unit = square.diagonal(dim1=1, dim2=2).clamp(min=1e-30).rsqrt()
     square = square * unit[:, :, None] * unit[:, None] + 1e-6 * one
     slopes = torch.linalg.solve(square, unit * torch.einsum("sdi,sd->di", x, y))
-    left = y - torch.einsum("sdi,di->sd", x, unit * slopes)
+    left = y - torch.einsum("sdi,di->sd", x, unit * slopes)  # [S, size]
     constant = inputs[0].abs().amax(0) + inputs[1].abs().amax(0) == 0
     part = torch.where(constant, 0.0, 1 - left.square().mean(0)).clamp(0.0, 1.0)
     # The exponent that suits small scales, where the centered form is narrow.

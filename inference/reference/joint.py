@@ -88,7 +88,7 @@ class OncePlate(pyro.plate):
         # The enclosing traces have recorded the single value by now.
         lead = msg["value"].dim() - msg["fn"].event_dim
         batch = torch.broadcast_shapes(msg["value"].shape[:lead], (self.size, 1))
-        msg["value"] = msg["value"].expand(batch + msg["value"].shape[lead:])
+        msg["value"] = msg["value"].expand(batch + msg["value"].shape[lead:])  # [..., C, 1, *event]
 
 
 @dataclass(frozen=True)

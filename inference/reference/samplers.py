@@ -124,7 +124,7 @@ def hmc(
             parts = [density.evaluate(some).values for some in sample.u.split(chains)]
     # Draws of one iteration are adjacent.
     sites = {n: torch.stack([part[n] for part in parts], 1) for n in parts[0]}
-    diverging = sample.diverging.reshape(draws, chains).T
+    diverging = sample.diverging.reshape(draws, chains).T  # [chains, draws], as sites
     quality = _judge(sample, chains)
     return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging}, quality)
 
@@ -143,6 +143,7 @@ def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torc
 
 def _judge(sample: Draws, chains: int) -> dict[str, float]:
     """Return R-hat and the effective sample size; warn if these or divergences are bad."""
+    # [D, chains, draws]
     each = sample.u.unflatten(0, (-1, chains)).permute(2, 1, 0).double().numpy()
     az = import_arviz()
     ess, wrong = (
@@ -211,6 +212,7 @@ def nuts(
             sampler.run()
         chain_draws.append(sampler.get_samples())
         diverging[chain, sampler.diagnostics()["divergences"]["chain 0"]] = True
+    # [chains, draws, ...]
     sites = {n: torch.stack([one[n] for one in chain_draws]) for n in chain_draws[0]}
     return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging})
 
@@ -275,7 +277,7 @@ def centralized(
             traces = [poutine.trace(q).get_trace() for _ in range(draws)]
         names = [n for n, _ in latent(poutine.trace(joint).get_trace())]
         sites = {n: torch.stack([t.nodes[n]["value"] for t in traces])[None] for n in names}
-        log_q = torch.stack([t.log_prob_sum().detach() for t in traces])[None]
+        log_q = torch.stack([t.log_prob_sum().detach() for t in traces])[None]  # [1, draws]
     stats = {"loss": torch.full((1, draws), loss.item()), "log_q": log_q}
     return _gathered(joint, sites, seed, dims or {}, stats)
 

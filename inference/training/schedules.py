@@ -61,7 +61,7 @@ def make_schedule(
     begin = step % per_epoch * width  # [T, C], of a minibatch in its epoch
     slot = begin[..., None] + np.arange(width)
     mask = (slot < sizes[:, None]) & (step < steps)[..., None]
-    place = (step // per_epoch)[..., None] * slots + slot
+    place = (step // per_epoch)[..., None] * slots + slot  # [T, C, B]
     client = np.arange(len(rows))[:, None]
     at = streams.reshape(len(rows), -1)[client, place * mask] * mask  # padding is the first row
     table = pad_sequence(rows, batch_first=True).numpy()

@@ -260,5 +260,5 @@ def configure_draws(
     if (weights := shared_draws.weights) is not None:
         about |= {"pareto_k": float(weights.k), "importance_ess": float(weights.ess)}
     if (chosen := shared_draws.chosen) is not None:
-        columns["shared/chosen"] = chosen.expand(server.roster.clients, -1)
+        columns["shared/chosen"] = chosen.expand(server.roster.clients, -1)  # [C, S]
     return server.configure_posterior(holders, about, columns)

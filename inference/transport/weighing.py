@@ -94,7 +94,7 @@ def weigh(
                 _restore(part, [before[name] for name in client_names], more)
             terms = part.together(noise, int(k), sets, more)
             after |= dict(zip(client_names, _records(part), strict=True))
-            columns = {"ids": torch.tensor(group.ids), "log_l": terms.log_l.mT}
+            columns = {"ids": torch.tensor(group.ids), "log_l": terms.log_l.mT}  # [C, S]
             columns_by_group.append(columns | ({"noise": terms.noise.mT} if sets > 1 else {}))
     joined = join_up(columns_by_group)
     order = (ids[:, None] == joined.pop("ids")).int().argmax(1)

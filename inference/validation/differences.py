@@ -111,6 +111,7 @@ class CalledLoss:
         for size in DIFFERENCE_STEPS:
             way = [torch.randn(v.shape, generator=source, dtype=v.dtype) for v in trained.values()]
             pairs = zip(grads, way, strict=True)
+            # Directional derivatives of the clients' losses, [C].
             slope = sum(((g * w).flatten(1).sum(1) for g, w in pairs), torch.zeros(len(self.batch)))
             difference = self._difference(way, size)
             rounding = 1e-13 * value.detach().abs().max() / size

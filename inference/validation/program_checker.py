@@ -226,7 +226,7 @@ class Look:
         if at is None or site["infer"].get("is_auxiliary") or self.batch.mask[0].sum() < 2:
             return False
         first = site["value"].narrow(at - site["fn"].event_dim, 0, 1)
-        density = site["fn"].log_prob(first.expand_as(site["value"]))[..., 0, :]
+        density = site["fn"].log_prob(first.expand_as(site["value"]))[..., 0, :]  # [..., B]
         return equal(density, density[..., :1].expand_as(density))
 
     def responses(self) -> list[tuple[str, Any]]:

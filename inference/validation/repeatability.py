@@ -162,7 +162,7 @@ class Reruns:
                 site = {**site, "value": value}
             sites[name] = site
         x, table, latent_values = look.batch.x, look.data.x, SimpleNamespace(nodes=sites)
-        taken = x[torch.arange(len(x))[:, None], other.source]
+        taken = x[torch.arange(len(x))[:, None], other.source]  # [C, B, *x]
         some = ~other.is_used.reshape(*other.is_used.shape, *(1 for _ in x.shape[2:]))
         if x.is_floating_point():  # values outside the data test most; indices must stay valid
             beyond = 10 + 3 * table.abs().max() if self.far else 1
@@ -182,6 +182,7 @@ class Reruns:
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
         """Replace the responses of selected rows by a different response from the data."""
         table, there = self.look.data.y, y[at]
+        # Rows of the data [N, *y] that differ from each selected response [n, *y].
         good = table.isfinite() & (table[:, None] != there[None]).all(1)
         rows = good.flatten(1).all(1) if table.dim() > 1 else good
         if not rows.any():

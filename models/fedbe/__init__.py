@@ -410,7 +410,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
     def program() -> Tensors:
         """Sample w from p(w | D), an average of the w_i with Dirichlet weights (eq. 7)."""
         gamma = pyro.sample("gamma", dist.Dirichlet(torch.full_like(rows, alpha)))
-        share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)
+        share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)  # [J]
         mixed = {n: torch.tensordot(share.to(v.dtype), v.cpu(), 1) for n, v in models.items()}
         return {
             n: pyro.deterministic(n, v, event_dim=models[n].dim() - 1) for n, v in mixed.items()

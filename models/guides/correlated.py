@@ -82,7 +82,7 @@ def copula(
     def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
         """Transform noise e; return the values, and their log density minus that of e."""
         below = _lower(spread_tensors)
-        sd = (1 + below.square().sum(-1)).sqrt()
+        sd = (1 + below.square().sum(-1)).sqrt()  # [..., d]
         transformed, grown = marginal(
             spread_tensors, (e + torch.einsum("...ij,...j->...i", below, e)) / sd
         )
@@ -91,6 +91,7 @@ def copula(
     def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each standardized variable, by numerical quadrature."""
         even = (torch.arange(POINTS).to(spread_tensors["skew"]) + 0.5) / POINTS
+        # [POINTS, 1, ...], to broadcast with [..., d].
         y = torch.special.ndtri(even).reshape(-1, *(1 for _ in spread_tensors["skew"].shape))
         transformed, _ = marginal(spread_tensors, y)
         return transformed.mean(0), transformed.var(0)
@@ -119,7 +120,7 @@ def low_rank(rank: Count = 5) -> Family:
 
         def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
             """Transform independent noise to correlated noise; also return its log density."""
-            alone, common = e.split([d, rank], -1)
+            alone, common = e.split([d, rank], -1)  # [..., d], [..., r]
             values = alone + torch.einsum("...ik,...k->...i", spread_tensors["factor"], common)
             zero, one = (
                 torch.zeros_like(spread_tensors["log_sd"]),
@@ -181,7 +182,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
                 inside = torch.einsum("...i,...ij->...j", e * keep, spread_tensors[f"in{i}"])
                 h = (inside + spread_tensors[f"bias{i}"]).tanh()
                 out = torch.einsum("...j,...jk->...k", h, spread_tensors[f"out{i}"])
-                stretch, shift = ((1 - keep) * v for v in out.split(d, -1))
+                stretch, shift = ((1 - keep) * v for v in out.split(d, -1))  # [..., d] each
                 stretch = stretch.tanh()  # by a factor of e at most, which keeps training tame
                 e, grown = e * stretch.exp() + shift, grown + stretch.sum(-1)
             return e, -grown
@@ -191,6 +192,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
             like = spread_tensors["log_sd"]
             uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
+            # [POINTS, ..., d]
             e = e.reshape(POINTS, *(1 for _ in like.shape[:-1]), d).expand(POINTS, *like.shape)
             drawn, _ = f(spread_tensors, e)
             return drawn.mean(0), drawn.var(0)
@@ -241,6 +243,7 @@ def _deviating(
         width = {
             n: torch.full_like(v, init_scale) if sd is None else sd[n] for n, v in means.items()
         }
+        # [..., n] each
         flat = [v.reshape(*v.shape[: v.dim() - len(shapes[n])], -1) for n, v in width.items()]
         log_sd = torch.cat(flat, -1).log()
         rest = {n: v.to(log_sd).expand(*log_sd.shape[:-1], *v.shape) for n, v in first.items()}

@@ -84,9 +84,9 @@ def hierarchical(
 ) -> TorchDistribution:
     """Return the prior N(0, gamma) with the smallest KL divergence from q = N(mean, variance).
 
-    KL(q, p) is then 1/2 log(1 + mean^2 / variance) per weight. It does not depend on theta in the
-    paper's coordinates (theta, alpha), and is kept from pulling at theta in the code's (theta, log
-    variance): the center is zero, but moves with theta.
+    KL(q, p) is then 1/2 log(1 + mean^2 / variance) per weight, as in MetaVD's eq. 4. It
+    does not depend on theta in the paper's coordinates (theta, alpha), and is kept from pulling at
+    theta in the code's (theta, log variance): the center is zero, but moves with theta.
 
     Args:
         mean: [C, 1, *p], as is the variance.
@@ -118,7 +118,7 @@ class HierarchicalKL(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[None, Tensor, None]:
         """Return the gradient by the variance, -mean^2 / (2 v (v + mean^2))."""
         (mean, variance), (grad,) = ctx.saved_tensors, grads
-        scale = (-grad / 2).reshape(*grad.shape, *(1,) * ctx.axes)
+        scale = (-grad / 2).reshape(*grad.shape, *(1,) * ctx.axes)  # [C, 1, ...]
         square = mean.square()
         if torch.is_grad_enabled():  # second derivatives
             return None, scale * square / (variance * (variance + square)), None
@@ -165,7 +165,8 @@ def log_alpha_of(mean: Tensor, variance: Tensor) -> Tensor:
 def product_mode(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
     """Return the mode [*p] of the product of M normal densities, each raised to a weight.
 
-    That is prod_m N(w; mean_m, variance_m)^weight_m, with means and variances [M, *p], weights [M].
+    That is prod_m N(w; mean_m, variance_m)^weight_m, with means and variances [M, *p], weights [M];
+    eq. 5 of MetaVD.
     """
     share = (weight / weight.sum()).reshape(-1, *(1 for _ in mean.shape[1:]))
     precision = share / (variance + 1e-10)

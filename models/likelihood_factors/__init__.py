@@ -21,12 +21,12 @@ Effects e_j of a client follow given each draw of g, in closed form.
 
 A few more exchanges correct the draws: `to_arviz` weighs the server's draws by prod_j L_j / t_j,
 for which each client reports L_j at every draw. No weight shows a tail in which the server has no
-draw, so draws of one or two t distributions near the weighted moments follow; see `Mixture` in
-`pyrofl.inference.posteriors.proposals`. A warning names estimates in which these sets of draws
-differ. Pareto k measures the remaining error, except that of a mode that no draw has reached:
-points with other signs, and on a line along each shared variable, look for one in a last exchange.
-Clients search for a second maximum of their likelihoods, and `Run.warnings` counts those that have
-found one; see `factors`.
+draw, so draws of one or two t distributions near the weighted moments follow; see
+`pyrofl.inference.posteriors.proposals.ProposalMixture`. A warning names estimates in which these
+sets of draws differ. Pareto k measures the remaining error, except that of a mode that no draw has
+reached: points with other signs, and on a line along each shared variable, look for one in a last
+exchange. Clients search for a second maximum of their likelihoods, and `Run.warnings` counts those
+that have found one; see `factors`.
 
 The program may be centered or not; see `pyrofl.models.likelihood_factors.structure`. A client that
 has not reported has the factor 1, and `Run.warnings` counts these clients. The server learns each

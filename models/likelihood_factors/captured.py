@@ -230,7 +230,7 @@ class CapturedPrior:
 
     def program(self, u: Tensor) -> ProgramDensities:
         """Run the program's prior."""
-        none = u.new_zeros(len(u), 1, self.structure.client_sites.size)
+        none = u.new_zeros(len(u), 1, self.structure.client_sites.size)  # [S, 1, m]
         return self.structure.evaluate(u[:, None], none, self.blank)
 
     def _capture_checked_at(self, u: Tensor) -> Capture | None:
@@ -259,7 +259,7 @@ class CapturedPrior:
         if any(site.places != 1 for site in structure.shared_sites.sites):
             raise CannotCapture
         points = {n: v.detach() for n, v in _values(structure, u)[0].items()}
-        flat = torch.cat([v.reshape(len(u), -1) for v in points.values()], -1)
+        flat = torch.cat([v.reshape(len(u), -1) for v in points.values()], -1)  # [S, D]
         values = {n: v.clone().requires_grad_() for n, v in points.items()}
         with DependencyTracker(values.values()) as dependents:
             trace, handler = structure.trace(values, self.blank, len(u))

@@ -14,8 +14,9 @@ and s = dl / du,
 
     dL = E s,    d2L = E d2l + Cov(s),    mean and covariance of eta, and Cov(eta, s),
 
-are those of the factor. Nodes of the expectations are those of Gauss and Hermite around the mode of
-eta, or, for more than two effects, a lattice with weights.
+are those of the factor (Louis, "Finding the Observed Information Matrix when Using the EM
+Algorithm", JRSS B 1982, has the identities). Nodes of the expectations are those of Gauss and
+Hermite around the mode of eta, or, for more than two effects, a lattice with weights.
 
 Where log L plus the log cavity is not concave at the cavity's mean, it may have several maxima. The
 client then searches from two more points, on both sides of the mean in the direction of the most
@@ -86,7 +87,7 @@ def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Ten
 def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     """Return log t(u, 0) [S, J], as `integrate` for effects e = 0; it is linear in the factors."""
     p, shift, precision = u.shape[-1], factors["shift"], factors["precision"]
-    squares = (u[:, :, None] * u[:, None]).flatten(1)
+    squares = (u[:, :, None] * u[:, None]).flatten(1)  # [S, p p]
     value = u @ shift[:, :p].mT - 0.5 * squares @ precision[:, :p, :p].flatten(1).mT
     if "count" not in factors:
         return value
@@ -103,7 +104,7 @@ def of_effects(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tens
     value = u.new_zeros(len(u), len(factors["shift"]))
     while len(b):
         scale = a[0, 0].rsqrt()
-        column, first = a[1:, 0] * scale, b[0] * scale
+        column, first = a[1:, 0] * scale, b[0] * scale  # [m - 1, S, J], [S, J]
         value = value + 0.5 * first.square() + scale.log()
         a, b = a[1:, 1:] - column[:, None] * column, b[1:] - column * first
     return value
@@ -118,8 +119,8 @@ def normal_equations(
     # Two operands each, as einsum searches for an order of more at every call.
     half = torch.einsum("jil,slm->jism", precision[:, p:, p:], scaled)
     a = torch.einsum("sik,jism->kmsj", scaled, half)
-    across = precision[:, p:, :p].flatten(0, 1)
-    pull = shift[:, p:] - (u @ across.mT).unflatten(1, (len(shift), m))
+    across = precision[:, p:, :p].flatten(0, 1)  # [J m, p]
+    pull = shift[:, p:] - (u @ across.mT).unflatten(1, (len(shift), m))  # [S, J, m]
     return a + torch.eye(m).to(a)[:, :, None, None], torch.einsum(
         "sik,sji->ksj", root * noise[:, None, None], pull
     )
@@ -244,11 +245,11 @@ class Factor(NamedTuple):
         """Return the factor with the derivatives and moments of an expansion at `at`."""
         one = torch.eye(self.root.shape[-1], dtype=self.root.dtype)
         back = torch.linalg.inv(self.root).mT  # from eta to e
-        of_e = back @ (expansion.inverse - one) @ back.mT
-        across = -back @ expansion.inverse @ expansion.cross
+        of_e = back @ (expansion.inverse - one) @ back.mT  # [C, m, m]
+        across = -back @ expansion.inverse @ expansion.cross  # [C, m, p]
         mean = times(self.root, expansion.mean)
         explained = expansion.cross.mT @ expansion.inverse @ expansion.cross  # P_ue Cov(e) P_eu
-        of_u = self._curvature(expansion) + explained
+        of_u = self._curvature(expansion) + explained  # [C, p, p]
         shift_e = times(back @ expansion.inverse, expansion.mean) + times(across, at)
         shift_u = expansion.score + times(of_u, at) + times(across.mT, mean)
         top, bottom = torch.cat([of_u, across.mT], -1), torch.cat([across, of_e], -1)
@@ -263,12 +264,12 @@ class Factor(NamedTuple):
         u = self.u.index_copy(1, reads, at)
         mode, root, _ = self._mode(u, near)
         nodes, log_weight = rule(m, fine)
-        inner = torch.einsum("cij,sj->sci", root, nodes.to(u))
+        inner = torch.einsum("cij,sj->sci", root, nodes.to(u))  # [S, C, m]
         eta = mode + inner
         u = u.expand(len(nodes), -1, -1)
         exact = self.predictors and self.predictors.at(u[..., reads], eta)
         value, slopes, second = self._closed(exact) if exact else self._automatic(u, eta)
-        log_w = value - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]
+        log_w = value - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]  # [S, C]
         log_w = log_w.nan_to_num(nan=-torch.inf)
         w = log_w.softmax(0).nan_to_num(0.0)
         curved = second(w)
@@ -310,7 +311,7 @@ class Factor(NamedTuple):
                     )[0]
                     for i in reads.tolist()
                 ]
-            curved = [v.nan_to_num(0.0, 0.0, 0.0).sum(0)[:, reads] for v in rows]
+            curved = [v.nan_to_num(0.0, 0.0, 0.0).sum(0)[:, reads] for v in rows]  # [C, p] each
             return torch.stack(curved, 1) if curved else u.new_zeros(u.shape[1], 0, 0)
 
         return value.detach(), slopes.detach()[..., reads], second
@@ -393,7 +394,7 @@ class Factor(NamedTuple):
         at, m = self.u[:, self.structure.reads], self.root.shape[-1]
 
         def whole(at: Tensor) -> Tensor:
-            u = self.u.expand(len(at), *self.u.shape)
+            u = self.u.expand(len(at), *self.u.shape)  # [S, C, d]
             return u.index_copy(2, self.structure.reads, at)
 
         def run(at: Tensor, eta: Tensor) -> object:
@@ -402,14 +403,14 @@ class Factor(NamedTuple):
 
         def automatic(at: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
-                v = torch.cat([at, eta], -1).requires_grad_()
+                v = torch.cat([at, eta], -1).requires_grad_()  # [S, C, p + m]
                 value = self._log_likelihood(whole(v[..., : at.shape[-1]]), v[..., at.shape[-1] :])
                 (score,) = torch.autograd.grad(value.sum(), v, create_graph=True)
                 rows = [
                     torch.autograd.grad(part.sum(), v, retain_graph=True, materialize_grads=True)[0]
                     for part in score.unbind(-1)
                 ]
-            return score.detach(), torch.stack(rows, -2)
+            return score.detach(), torch.stack(rows, -2)  # [S, C, p + m, p + m]
 
         return (
             Predictors.of(run, at, m, automatic) if at.shape[1] > MAX_AUTOMATIC_VARIABLES else None

@@ -158,7 +158,7 @@ def _refuse(structure: Structure, batch: Batch) -> None:
     if not structure.client_sites.size:
         return
     u, eta = random_points(structure, batch, count=CHECKED)
-    u = u[:, :1].expand_as(u)
+    u = u[:, :1].expand_as(u)  # [S, C, d], equal for all clients
     with torch.no_grad():
         roots = structure.evaluate(u, eta, batch).roots
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(batch)).roots
@@ -168,7 +168,7 @@ def _refuse(structure: Structure, batch: Batch) -> None:
     unread = torch.ones(structure.shared_sites.size, dtype=torch.bool)
     unread[structure.reads] = False
     _, of_u, _ = _slopes(structure, batch, 2, count=CHECKED)
-    wrong = unread & bool(len(of_u)) & ~(of_u.abs() < EXACT).all(0)
+    wrong = unread & bool(len(of_u)) & ~(of_u.abs() < EXACT).all(0)  # [d]
     if bool(wrong.any()):
         sizes = [len(site.mean) for site in structure.shared_sites.sites]
         parts = zip(structure.shared_sites.sites, wrong.split(sizes), strict=True)
@@ -219,7 +219,7 @@ def _check_roots(structure: Structure, data: Federation) -> None:
     """Raise OtherStructure if the scale of an own site depends on data or other own sites."""
     both = on_cpu(data.batch(torch.tensor([0, data.clients - 1])))
     u, eta = random_points(structure, both)
-    u = u[:, :1].expand_as(u)
+    u = u[:, :1].expand_as(u)  # [S, C, d], equal for all clients
     with torch.no_grad():
         roots = structure.evaluate(u, eta, both).roots
         other = structure.evaluate(u, eta.flip(0), both).roots
@@ -292,13 +292,13 @@ def _slopes(
     u, eta = random_points(structure, batch, *key, count=count)
     with torch.no_grad():
         roots = structure.evaluate(u, eta, batch).roots
-        e = (roots @ eta[..., None])[..., 0]
+        e = (roots @ eta[..., None])[..., 0]  # [S, C, m]
     u, e = u.requires_grad_(), e.requires_grad_()
     with torch.enable_grad():
         eta = torch.linalg.solve(structure.evaluate(u, eta, batch).roots, e[..., None])[..., 0]
         total = structure.evaluate(u, eta, batch).likelihood.sum() + 0 * (u.sum() + e.sum())
         of_u, of_e = torch.autograd.grad(total, (u, e))
-    size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)
+    size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)  # [S, C, 1]
     size = torch.where(size.isfinite() & (size > 0), size, torch.inf)
     good = (size < torch.inf)[..., 0]
     if not (count or bool(good.any())):
@@ -361,7 +361,7 @@ def _reads(structure: Structure, batch: Batch) -> Structure:
     with torch.enable_grad():
         grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
         (of_roots,) = torch.autograd.grad(grown, u)
-    scales = of_roots.abs().sum((0, 1)) > 0
+    scales = of_roots.abs().sum((0, 1)) > 0  # [d]
     left = of_u.abs().amax(0) < EXACT
     mixed = bool((scales & ~left).any())
     return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)

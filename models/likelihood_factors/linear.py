@@ -31,7 +31,7 @@ LINEARITY_DISTANCES = 1.0, 30.0, 1e3, 1e6  # distances at which a linear mean is
 def with_linear_mask(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the mask of the linear variables, if the model is linear."""
     u, eta = random_points(structure, batch)
-    u = u[:, :1].expand_as(u).clone().requires_grad_()
+    u = u[:, :1].expand_as(u).clone().requires_grad_()  # [S, C, d]
     with torch.enable_grad():
         response = structure.evaluate(u, eta, batch).response
         if response is None or structure.mixed:
@@ -45,7 +45,7 @@ def with_linear_mask(structure: Structure, batch: Batch) -> Structure:
 def is_linear(structure: Structure, batch: Batch) -> bool:
     """Return whether the responses of clients are as the mask of linear variables states."""
     u, eta = random_points(structure, batch)
-    u = u[:, :1].expand_as(u)
+    u = u[:, :1].expand_as(u)  # [S, C, d]
     with torch.no_grad():
         response = structure.evaluate(u, eta, batch).response
         server = structure.evaluate(u[:, :1], eta[:, :1] * 0, blank(batch)).response
@@ -78,7 +78,7 @@ def statistics(structure: Structure, batch: Batch) -> Tensors:
     if has_constant_noise(structure):
         weight = torch.where(weight > 0, weight / response.sd[0].square(), 0.0)
     off = torch.where(weight > 0, off, 0.0)
-    weighted = torch.where(weight[..., None] > 0, d, 0.0) * weight[..., None]
+    weighted = torch.where(weight[..., None] > 0, d, 0.0) * weight[..., None]  # [C, B, n]
     return {
         "shift": torch.einsum("cbi,cb->ci", weighted, off),
         "precision": torch.einsum("cbi,cbj->cij", weighted, d.nan_to_num()),
@@ -96,7 +96,7 @@ def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
     a, b = torch.randn(2, n, generator=generator("linear")).double()
     # Far points on both sides find kinks, as of abs, relu and clamp.
     times = torch.tensor([s * v for v in LINEARITY_DISTANCES for s in (-1.0, 1.0)], dtype=a.dtype)
-    points = torch.cat([torch.stack([0 * a, a, b, a + b]), times[:, None] * a])
+    points = torch.cat([torch.stack([0 * a, a, b, a + b]), times[:, None] * a])  # [S, n]
     response, same = (_response(structure, middle, points, batch) for middle in u)
     one, other = response.mean, same.mean
     size = EXACT * (1 + one[:4].abs().amax(0))
@@ -114,7 +114,7 @@ def _response(structure: Structure, u: Tensor, v: Tensor, batch: Batch) -> Respo
     assert linear is not None
     points = u.expand(len(v), len(batch), -1).clone()
     points[..., reads[linear]] = v[:, None, : len(reads)][..., linear]
-    e = v[:, None, len(reads) :].expand(-1, len(batch), -1)
+    e = v[:, None, len(reads) :].expand(-1, len(batch), -1)  # [S, C, m]
     with torch.no_grad():
         roots = structure.evaluate(points, torch.zeros_like(e), batch).roots
         eta = torch.linalg.solve(roots, e[..., None])[..., 0]

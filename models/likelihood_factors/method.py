@@ -151,12 +151,12 @@ class LikelihoodFactors:
         u, reads = precise(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
-        weight = sufficient(truncated(-value), len(reads))
-        mean = weight.mT @ u
+        weight = sufficient(truncated(-value), len(reads))  # [S, C]
+        mean = weight.mT @ u  # [C, d]
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
-        squares = (scaled[:, :, None] * scaled[:, None]).flatten(1)
-        spread = (weight.mT @ squares).unflatten(1, (len(reads), len(reads)))
+        squares = (scaled[:, :, None] * scaled[:, None]).flatten(1)  # [S, p p]
+        spread = (weight.mT @ squares).unflatten(1, (len(reads), len(reads)))  # [C, p, p]
         spread = spread - middle[:, :, None] * middle[:, None]
         one = torch.eye(len(reads), dtype=u.dtype)
         spread = positive(spread + MIN_RELATIVE_VARIANCE * one)
@@ -422,11 +422,11 @@ class LikelihoodFactors:
         factors = self._own(server, cohort)
         equations = [normal_equations(*some, factors) for some in self._pieces(u, factors)]
         a, b = (torch.cat(parts, -2) for parts in zip(*equations, strict=True))
-        a, b = a.permute(3, 2, 0, 1), b.permute(2, 1, 0)
+        a, b = a.permute(3, 2, 0, 1), b.permute(2, 1, 0)  # [C, S, m, m], [C, S, m]
         one = torch.eye(self.structure.client_sites.size).to(a)
         lower = torch.linalg.cholesky_ex(a).L
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
-        mean = (root @ (root.mT @ b[..., None]))[..., 0]
+        mean = (root @ (root.mT @ b[..., None]))[..., 0]  # [C, S, m]
         shared = {"draws": u, "log_density": log_density}
         own = {"own_mean": mean, "own_root": root}
         shared, own = ({n: v.to(cohort.size) for n, v in part.items()} for part in (shared, own))

@@ -115,11 +115,11 @@ class Predictors:
         step = max(1, CELLS // (max(p + m, 1) * max(v[0].numel() for v in first)))
         columns: list[list[Tensor]] = [[] for _ in first]
         for unit in torch.eye(p + m, dtype=at.dtype).split(step):
-            moved = _predictors(run, middle + unit[:, None], p)
+            moved = _predictors(run, middle + unit[:, None], p)  # of [step, C, B]
             if moved is None or len(moved) != len(first):
                 return None
             for column, new, old in zip(columns, moved, first, strict=True):
-                column.append((new - old).movedim(0, -1))
+                column.append((new - old).movedim(0, -1))  # [C, B, step]
         design = [torch.cat(column, -1).nan_to_num(0.0, 0.0, 0.0) for column in columns]
         constant = [
             old[0] - torch.einsum("cbi,ci->cb", x, middle)
@@ -163,7 +163,7 @@ class Predictors:
     def _agree(self, middle: Tensor, p: int, automatic: Callable[..., Any]) -> bool:
         """Return whether the derivatives near a point [C, p + m] are those of the program."""
         off = 0.1 * torch.linspace(-1, 1, middle.shape[-1], dtype=middle.dtype)
-        points = torch.stack([middle + off, middle - 2 * off])
+        points = torch.stack([middle + off, middle - 2 * off])  # [2, C, p + m]
         u, eta = points[..., :p], points[..., p:]
         derivatives, every = self.at(u, eta), slice(None)
         if derivatives is None:

@@ -42,7 +42,7 @@ def simulated(program: Program, data: Federation) -> Federation:
     except (ValueError, RuntimeError, IndexError) as error:
         raise unsuitable(error) from error
     finite = total.isfinite()
-    good = (finite | ~finite.any(1, keepdim=True)).all(0) & finite.any(0)
+    good = (finite | ~finite.any(1, keepdim=True)).all(0) & finite.any(0)  # [S, C] -> [C]
     if not bool(good.any()):
         raise unsuitable("its likelihood is not finite")
     good_rows = [r for r, g in zip(rows.train, good.tolist(), strict=True) if g]
@@ -87,7 +87,7 @@ def _rows(data: Federation, bounds: Tensor) -> Federation:
     count = min(MAX_SIMULATED_ROWS, int(data.sizes.max()))
     source = generator("simulated rows")
     x = torch.stack([_even(CLIENTS * count, source) for _ in range(bounds.numel())], -1)
-    x = (x * bounds.flatten()).view(CLIENTS, count, *bounds.shape)
+    x = (x * bounds.flatten()).view(CLIENTS, count, *bounds.shape)  # [C, n, *x]
     y = _even(CLIENTS * count * data.y[0].numel(), source).view(CLIENTS, count, *data.y.shape[1:])
     x[1::3] = x[1::3].floor()
     x[2::3] = torch.minimum(x[2::3].floor().clamp(min=1), (bounds - 1).double())

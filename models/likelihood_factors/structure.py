@@ -128,7 +128,7 @@ class Structure:
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             zero = u.new_zeros(*u.shape[:-1], 1)
             with batch.clients():
-                self.shared_sites.sample(u[..., None, :], zero, 1.0)
+                self.shared_sites.sample(u[..., None, :], zero, 1.0)  # [S, C, 1, d]
                 self.client_sites.sample(eta[..., None, :], zero, 0.0, batch.mask.shape[1])
 
         def model(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -179,7 +179,7 @@ class Structure:
             with batch.clients():
                 for name, value in values.items():
                     pyro.sample(name, dist.Delta(value, event_dim=value.dim() - 3))
-                eta = none[..., None].expand(-1, -1, -1, self.client_sites.size)
+                eta = none[..., None].expand(-1, -1, -1, self.client_sites.size)  # [S, C, 1, m]
                 self.client_sites.sample(eta, none, 0.0, batch.mask.shape[1])
 
         def model(received: Tensors, local: Tensors, batch: Batch) -> None:

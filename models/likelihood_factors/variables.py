@@ -170,7 +170,7 @@ class Variables:
 
         def at(noise: Tensor) -> tuple[Tensors, Tensor]:
             with torch.no_grad():
-                u, evaluated, growth = self.shared(mean + noise @ root.mT)
+                u, evaluated, growth = self.shared(mean + noise @ root.mT)  # [S, d]
                 server, value = listed_at(u, evaluated)
             return server, value + growth
 

@@ -142,7 +142,7 @@ def rows(first: Tensors, most: float | None = None) -> DropoutSource:
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:
     """Return a table's rows of the given client ids, or the mean row for ids beyond the table."""
     own = table[ids.clamp(max=len(table) - 1)]
-    return torch.where(like(ids < len(table), table), own, table.mean(0))
+    return torch.where(like(ids < len(table), table), own, table.mean(0))  # [C, ...]
 
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:

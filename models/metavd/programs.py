@@ -139,6 +139,7 @@ def pooled(likelihood: Likelihood) -> Likelihood:
     """Return a likelihood of the outputs' mean over draws, as in the authors' code."""
 
     def of_mean(outputs: Tensor, x: Tensor) -> TorchDistribution:
+        # Outputs [S, C, B, K] have draws, whose logits are averaged.
         return likelihood(outputs.mean(0, keepdim=True) if outputs.dim() == 4 else outputs, x)
 
     return of_mean

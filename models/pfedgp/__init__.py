@@ -164,6 +164,7 @@ def build(
                 pyro.sample(n, prior_of(n, shape, received, local, data))
             with data.rows():
                 sd = process.diagonal(run(local, data.x), *spreads(local)).sqrt().unsqueeze(-1)
+                # [C, B, K], with the standard deviations [C, B, 1].
                 apart = dist.Normal(torch.zeros_like(sd), sd).expand((*sd.shape[:2], outputs))
                 f = pyro.sample("f", apart.to_event(1))
                 pyro.sample("y", answer(f, local, data.x), obs=data.y)
@@ -174,7 +175,7 @@ def build(
         with data.clients():
             for n, value in zip(SPREADS, spreads(local), strict=True):
                 pyro.sample(n, dist.Delta(value))
-        head = {n: local[name].squeeze(1) for n, name in names_of.items()}
+        head = {n: local[name].squeeze(1) for n, name in names_of.items()}  # [C, rows, ...]
         z, own_z = run(local, data.x), head.pop("z")
         among, across = (process(own_z, other, *spreads(local)) for other in (own_z, z))
         mean, spread = predicted(among, across, process.diagonal(z, *spreads(local)), **head)
@@ -226,7 +227,7 @@ def build(
         count = data.mask.sum(1)
         place = spaced(count, rows)
         client_index = torch.arange(len(data), device=place.device)[:, None]
-        mask = torch.arange(rows, device=place.device) < count[:, None]
+        mask = torch.arange(rows, device=place.device) < count[:, None]  # [C, rows]
         with torch.no_grad():
             count = data.counts[client_index, place] * mask
             said = learned(local, data.x[client_index, place], data.y[client_index, place], count)

@@ -145,6 +145,7 @@ def touching(
             else None
             for s in slope.unbind(2)
         ]
+    # Minus the Hessians of the rows, [C, N, K, K].
     curve = torch.stack([torch.zeros_like(f) if r is None else -r for r in rows], 2)
     root = sparing(curve) * count.sqrt()[..., None, None]
     f, slope = f.detach(), slope.detach() * count.unsqueeze(2)
@@ -167,7 +168,7 @@ def sparing(matrix: Tensor) -> Tensor:
     A root of what is rounding alone is another one in every batch.
     """
     root = lower(matrix)
-    pivots = root.diagonal(dim1=-2, dim2=-1).square()
+    pivots = root.diagonal(dim1=-2, dim2=-1).square()  # [..., K]
     return root * (pivots > 2 * matrix.shape[-1] * rounding(matrix)).unsqueeze(-2)
 
 

@@ -142,7 +142,7 @@ def mixture(
         """Return the mixture distribution with the given location and scale."""
         loc, scale = torch.broadcast_tensors(loc, scale)
         share = loc.new_tensor(weights).log().expand(*loc.shape, len(weights))
-        width = scale[..., None] * scale.new_tensor(scales)
+        width = scale[..., None] * scale.new_tensor(scales)  # [..., components]
         fn: TorchDistribution = dist.MixtureSameFamily(
             dist.Categorical(logits=share), dist.Normal(loc[..., None].expand_as(width), width)
         )

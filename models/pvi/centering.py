@@ -63,7 +63,7 @@ class Centering:
     def moved(self, server: Tensors, normals: Normals, prior: Tensors) -> Tensors:
         """Return the server's state with updated centering exponents and transformed factors."""
         mean, root = normals.moments(server)
-        cov = root @ root.mT
+        cov = root @ root.mT  # [d, d]
         at, effect = self.scales.clamp(min=0), self.scales >= 0
         log_scale, before = self._log_scales(mean), server["centered"]
         # At its mean log tau says by what eta is more than w.

@@ -75,7 +75,7 @@ class MeanField(Partitioned):
         others = super().cavity(server, cohort)
         if "warm_rounds" not in server:
             return others
-        warm = others["warm_rounds"][:, None] > 0
+        warm = others["warm_rounds"][:, None] > 0  # [C, 1]
         q = pick(send_all(server, cohort), "shift precision")
         return others | {n: torch.where(warm, v, others[n]) for n, v in q.items()}
 
@@ -87,11 +87,11 @@ class MeanField(Partitioned):
         if left is None or left <= 0:
             return super().aggregate(server, message, cohort, generator)
         means, weight = message["shift"] / message["precision"], cohort.size / cohort.size.sum()
-        mean = (like(weight, means).to(means) * means).sum(0)
+        mean = (like(weight, means).to(means) * means).sum(0)  # [d]
         q = {"shift": mean * server["precision"], "precision": server["precision"]}
         each = {f"server/{n}": server[f"server/{n}"] for n in q}
         each = {f"server/{n}": (q[n] - self.prior[n]) / len(each[f"server/{n}"]) for n in q}
-        each = {n: v.expand_as(server[n]).clone() for n, v in each.items()}
+        each = {n: v.expand_as(server[n]).clone() for n, v in each.items()}  # [J, d]
         return server | q | each | {"warm_rounds": left - 1}
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
@@ -104,7 +104,7 @@ class MeanField(Partitioned):
         """Initialize the client's posterior; own variables get their initial standard deviation."""
         local = super().init_client(received, cohort, generator)
         root, sd = local["root"][:, : self.shared_sites.size], self.own_sd.to(local["root"])
-        root = torch.cat([root, sd.expand(len(root), -1)], -1)
+        root = torch.cat([root, sd.expand(len(root), -1)], -1)  # [C, d + m]
         return local | {"root": root} | self.with_logs(root)
 
     def restart(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:

@@ -77,8 +77,8 @@ class Natural(Light):
         full, lr = root.dim() > mean.dim(), group["lr"] / (done - group["steady"]).clamp(min=1)
         if group["scales"] is not None:
             d = power[0].shape[-1]
-            second = mean[:, d:].square() + root[:, d:].square().sum(-1)
-            spread = root[:, :d].square().sum(-1)
+            second = mean[:, d:].square() + root[:, d:].square().sum(-1)  # [C, m]
+            spread = root[:, :d].square().sum(-1)  # [C, d]
             rate = lr * group["scales"].to(mean) / 2
             _bend(power[0], power[0].grad, root[:, d:, d:], second, spread, rate)
         most = torch.where(done > 1, MAX_VARIANCE_RATIO, math.inf)
@@ -87,7 +87,7 @@ class Natural(Light):
         elif not group["only_mean"]:
             root.mul_(_growth(root * root.grad, lr, most).rsqrt())
         slope = times(root, times(root.mT, mean.grad)) if full else root.square() * mean.grad
-        far = (slope / group["reach"].to(slope)).abs().amax(-1, keepdim=True)
+        far = (slope / group["reach"].to(slope)).abs().amax(-1, keepdim=True)  # [C, 1]
         mean.sub_(lr * slope / far.clamp(min=1))
 
 
@@ -101,6 +101,9 @@ def given_others(
 ) -> Tensors:
     """Update a conditional normal v = mean + slope x + root e by a natural-gradient step.
 
+    As x has mean 0 and covariance 1, the Fisher matrix of mean and each column of slope is that of
+    the mean alone, (root root')^-1; the root moves as in `natural`.
+
     Args:
         client_guide: mean [C, m], slope [C, m, d], root [C, m, m], and power [C, m, d] if there
             are scales.
@@ -111,8 +114,8 @@ def given_others(
         scales: as of `natural`.
     """
     root, both = client_guide["root"], torch.cat([grad["mean"][..., None], grad["slope"]], -1)
-    mean, slope = (lr[..., None] * (root @ (root.mT @ both))).tensor_split([1], -1)
-    far = (mean[..., 0] / reach.to(mean)).abs().amax(-1).clamp(min=1)
+    mean, slope = (lr[..., None] * (root @ (root.mT @ both))).tensor_split([1], -1)  # [C, m, 1 + d]
+    far = (mean[..., 0] / reach.to(mean)).abs().amax(-1).clamp(min=1)  # [C]
     moved = {
         "mean": client_guide["mean"] - mean[..., 0] / like(far, mean[..., 0]),
         "slope": client_guide["slope"] - slope / like(far, slope),
@@ -178,7 +181,7 @@ def _turned(
 ) -> Tensor:
     """Return lower triangular covariance roots after a natural-gradient step."""
     vectors, factors, good = _stretch(root.mT @ grad, lr, within, most)
-    new = root @ (vectors * factors[..., None, :])
+    new = root @ (vectors * factors[..., None, :])  # [..., n, n]
     # A triangular root lets the first variables depend on the first noise alone; with a positive
     # diagonal there is one, so that a small step moves every draw a little.
     lower = torch.linalg.qr(torch.where(good, new, 1.0).mT).R.mT
@@ -199,7 +202,7 @@ def _stretch(
     inner = (inner + inner.mT) / 2
     if within is not None:
         inner = inner * within.to(inner)
-    good = inner.isfinite().all(-1).all(-1)[..., None, None]
+    good = inner.isfinite().all(-1).all(-1)[..., None, None]  # [..., 1, 1]
     values, vectors = torch.linalg.eigh(torch.where(good, inner, 0.0))
     return vectors, _growth(values, lr, most).rsqrt(), good
 
@@ -216,7 +219,7 @@ def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf)
 def _bend(
     power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
 ) -> None:
-    """Update scale exponents [C, m, d] in place by a bounded gradient step."""
+    """Update scale exponents [C, m, d] in place by a bounded gradient step, see `natural`."""
     conditional_precision = (
         inverse(alone, upper=False).square().sum(-2)
     )  # 1 / var(v_i | all others)

@@ -174,7 +174,7 @@ class Partitioned(FactorServer):
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
-        center, sd = (v.to(mean).expand(len(mean), -1) for v in self.client_sites.prior())
+        center, sd = (v.to(mean).expand(len(mean), -1) for v in self.client_sites.prior())  # [C, m]
         start = {"mean": torch.cat([mean, center], -1)}
         start["moved"] = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
         if not self.full:
@@ -191,6 +191,7 @@ class Partitioned(FactorServer):
         mean, _ = self._parts(local["mean"])
         growth = times(local["power"], mean - local["about"]).exp()
         growth = torch.cat([torch.ones_like(mean), growth], -1)
+        # [C, n] and [C, n, n]
         moved = {"mean": local["mean"] * growth, "root": local["root"] * growth[..., None]}
         return moved | {"about": mean}
 
@@ -287,6 +288,7 @@ class Partitioned(FactorServer):
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             """Record the posterior's sample sites, computed from the current step's noise."""
             noise = local["noise"]
+            # [C, 1, n] at the mean of the guide, else [S, C, 1, n].
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             with batch.clients():
                 self._state(noise, received, local, batch, received.get("share", 0.0))
@@ -297,12 +299,12 @@ class Partitioned(FactorServer):
         """Draw the Monte Carlo noise of a step, and store the parameters before the step."""
         mean = local["mean"]
         if self.draws is None:
-            noise = torch.zeros_like(mean)[:, None]
+            noise = torch.zeros_like(mean)[:, None]  # [C, 1, n]
         else:
             with pyro.plate(DRAWS_PLATE, self.draws, dim=-3), batch.clients():
                 zeros = mean.new_zeros(self.draws, len(mean), 1, mean.shape[-1])
                 raw = standard_noise("_noise", zeros)
-            noise = balanced(raw).squeeze(-2).movedim(0, 1)
+            noise = balanced(raw).squeeze(-2).movedim(0, 1)  # [C, S, n]
         return {"noise": noise} | under("before", pick(local, self.moving))
 
     def shortened(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:

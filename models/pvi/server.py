@@ -62,6 +62,7 @@ class FactorServer:
         received = send_all(server, cohort)
         is_reported = cohort.ids < len(server["server/shift"])
         at = torch.where(is_reported, cohort.ids, 0)
+        # [C, d] or [C, d (d + 1) / 2] each
         client_factors = {n: server[f"server/{n}"][at] * is_reported[:, None] for n in PARAMETERS}
         return received | {n: received[n] - client_factors[n] for n in PARAMETERS}
 
@@ -113,7 +114,7 @@ class FactorServer:
         """
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
-        total = {n: v.sum(0) for n, v in change.items()}
+        total = {n: v.sum(0) for n, v in change.items()}  # over clients
         rate = self.damping or float(self._adapted(server, total, len(cohort.ids)))
         good = self.trainable(server)
         for halving in range(HALVINGS):

@@ -139,7 +139,7 @@ class SharedGuide:
     def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
         """Update the shared guide's parameters by the clients' summed gradients."""
         root, last = server["root"], server["server/last"]
-        now = root.mT @ torch.cat([pooled["center"][:, None], pooled["root"]], 1)
+        now = root.mT @ torch.cat([pooled["center"][:, None], pooled["root"]], 1)  # [d, 1 + d]
         turns = server["turns"] + ((now * last).sum() < 0)
         rate = float(self.rate(turns))
         # Far from the best normal the base moves first: the bend would fit where it passes.
@@ -168,6 +168,7 @@ class SharedGuide:
         center, unit = received["center"], received["root"]
         mean, sd = (v.to(center).expand(len(center), -1) for v in self.client_sites.prior())
         none = center.new_zeros(len(center), self.client_sites.size, self.shared_sites.size)
+        # [C, m], [C, m, d] and [C, m, m]
         client_guide = {"mean": mean, "slope": none, "root": torch.diag_embed(sd)}
         powers = {} if self.scales is None else {"power": none}
         return under("own", client_guide | powers) | {"about": center, "unit": unit}
@@ -178,13 +179,14 @@ class SharedGuide:
         That is q(z_j | g), which stays the same, at the current q(g).
         """
         u = self.points(received, batch)
-        about, off = u.mean(0), u - u.mean(0)
+        about, off = u.mean(0), u - u.mean(0)  # [C, d], [S, C, d]
+        # Root of the covariance of u, [C, d, d].
         unit, info = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off))
         client_guide, before = role("own", local), local["unit"]
         good = (info == 0) & about.isfinite().all(-1)  # or it is stated as it was
         about = torch.where(good[:, None], about, local["about"])
         unit = torch.where(good[:, None, None], unit, before)
-        moved = _solved(before, (about - local["about"])[..., None])
+        moved = _solved(before, (about - local["about"])[..., None])  # [C, d, 1]
         mean = client_guide["mean"] + (client_guide["slope"] @ moved)[..., 0]
         new = client_guide | {"mean": mean, "slope": client_guide["slope"] @ _solved(before, unit)}
         if self.scales is not None:
@@ -248,7 +250,7 @@ class SharedGuide:
             e = standard_noise(OWN, client_guide["mean"])
             slope = _solved(local["unit"], client_guide["slope"], left=False)
             v = client_guide["mean"] + times(slope, off) + times(client_guide["root"], e)
-            grown = client_guide["root"].diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            grown = client_guide["root"].diagonal(dim1=-2, dim2=-1).log().sum(-1)  # [C, 1]
             if "power" in client_guide:
                 exponent = times(client_guide["power"], off)
                 v, grown = v * exponent.exp(), grown + exponent.sum(-1)

@@ -159,7 +159,7 @@ def marginal(
             rows = read_table(design, frame.assign(**{column: value}), name)
             weights = design.response_column("weights", frame)
             sums.append(_sum(method, drawn, rows, name, "client", weights))
-        means[value] = torch.stack(sums).sum(0) / count
+        means[value] = torch.stack(sums).sum(0) / count  # [S]
     result = {f"{column} = {value}": mean for value, mean in means.items()}
     for first, second in combinations(chosen, 2):
         if comparison == "ratio":
@@ -203,7 +203,7 @@ def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> 
         count += float(weights.sum())
         for rows, some in _pieces(method, drawn, frame, name, "client"):
             mean = _expected(rows, len(some))
-            variance = rows.response.variance[:, 0].expand(mean.shape)
+            variance = rows.response.variance[:, 0].expand(mean.shape)  # [S, N]
             weight = weights[some.start : some.stop]
             first = first + mean @ weight
             square = square + mean.square() @ weight
@@ -258,7 +258,7 @@ def row_draws(
             shape = torch.Size([len(epred), 1, len(some)])
             with lent(rng):
                 parts[name].append(piece.response.expand(shape).sample()[:, 0])
-    values = {n: torch.cat(value, -1)[None] for n, value in parts.items()}
+    values = {n: torch.cat(value, -1)[None] for n, value in parts.items()}  # [1, S, N]
     owners = [site for site, frame in frames.items() for _ in range(len(frame))]
     axes = dict.fromkeys((f"predictions/{n}" for n in values), ("chain", "draw", "row"))
     return inference_data({"predictions": values}, axes, {}, {"row_client": ("row", owners)})

@@ -314,7 +314,7 @@ def conditional(
     frame = read_table(design, grid.assign(**fixed), client or NEW)
     rows = run_program(method, drawn, frame, client or NEW, "client" if client else "none")
     mean = mean_of_rows(rows)
-    mean = mean.expand(len(mean), len(grid), *mean.shape[2:])
+    mean = mean.expand(len(mean), len(grid), *mean.shape[2:])  # [S, N] or [S, N, K]
     response = design.formula.response
     if mean.dim() > 2 and mean.shape[-1] == 2:
         mean = mean[..., 1]

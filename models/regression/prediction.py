@@ -222,7 +222,7 @@ def run_program(
     own = {f"r_{one.name}": one for one in groups if one.kind != "shared"}
     for name, value in drawn.sites.items():
         if name not in own:
-            values[name] = value[:, None, None]
+            values[name] = value[:, None, None]  # [S, 1, 1, *p]
         elif client in drawn.clients:
             client_draws = value[:, drawn.clients.index(client), None]
             values[name] = client_draws if own[name].kind == "nested" else client_draws[:, None]
@@ -239,7 +239,7 @@ def run_program(
     zero = [] if effects == "client" else zero
     columns = wide.x(frame, client)
     _refuse_infinite(wide, columns, frame)
-    x = tensor(columns)[None]
+    x = tensor(columns)[None]  # [1, N, columns]
     rows = x.shape[1]
     ones = torch.ones(1, rows, dtype=torch.bool)
     size = torch.tensor([float(rows)]).double()

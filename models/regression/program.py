@@ -185,13 +185,13 @@ def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tenso
     """
     died = (torch.as_tensor(event).expand(mask.shape) > 0) & mask
     same = (time[..., :, None] == time[..., None, :]) & died[..., :, None] & died[..., None, :]
-    at_risk = (time[..., None, :] >= time[..., :, None]) & mask[..., None, :]
+    at_risk = (time[..., None, :] >= time[..., :, None]) & mask[..., None, :]  # [C, B, B]
     before = torch.ones_like(same[0]).tril(-1) & same
     share = before.sum(-1) / same.sum(-1).clamp(min=1)  # of the tied events that is past
     eta = torch.where(mask, eta, 0.0)
     top = torch.where(mask, eta, -torch.inf).amax(-1, keepdim=True).detach()
-    weight = at_risk.to(eta) - share[..., None].to(eta) * same.to(eta)
-    total = (weight * (eta - top).exp()[..., None, :]).sum(-1)
+    weight = at_risk.to(eta) - share[..., None].to(eta) * same.to(eta)  # [C, B, B]
+    total = (weight * (eta - top).exp()[..., None, :]).sum(-1)  # [..., C, B]
     total = torch.where(died, total, 1.0)
     return torch.where(died, eta - top - total.log(), 0.0).sum(-1, keepdim=True)
 

@@ -86,7 +86,7 @@ class Activations:
                 noise |= sample_noise(self.noisy, batch, of_rows=True)
                 if scale is not None:
                     shapes = self.noisy.noise_shapes(batch.x)
-                    noise = {
+                    noise = {  # scale [C, 1, ...]
                         n: scale.view(-1, *(1,) * (1 + len(shapes[n]))) * v
                         for n, v in noise.items()
                     }

@@ -52,7 +52,7 @@ class ClientFactors:
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's factor; at the start those of all clients are equal."""
-        share = received["share"][:, None]
+        share = received["share"][:, None]  # [C, 1]
         return under("own", {n: v.to(share) * share for n, v in self.first(generator).items()})
 
     def received(self, received: Tensors) -> Tensors:

@@ -43,7 +43,7 @@ def slopes(
 
     def alone(value: Tensor) -> Tensor:
         """Reshape a tensor so that every row is a separate client, for per-row gradients."""
-        return value.reshape(clients * width, 1, *value.shape[2:])
+        return value.reshape(clients * width, 1, *value.shape[2:])  # [C B, 1, ...]
 
     each = {
         n: alone(v.detach()[:, None].expand(clients, width, *v.shape[1:])).requires_grad_()
@@ -55,7 +55,7 @@ def slopes(
     counts = data.mask.to(root)  # not `data.counts`, by which a minibatch stands for all rows
     if data.weights is not None:
         counts = counts * data.weights.sqrt()
-    here = counts.reshape(-1, *(1 for _ in root.shape[1:]))
+    here = counts.reshape(-1, *(1 for _ in root.shape[1:]))  # [C B, 1, ...]
     root = torch.where(here > 0, root * here, 0.0)
     for k, one in enumerate(root.unbind(-1)):
         gradients = torch.autograd.grad(
@@ -84,6 +84,7 @@ def diagonal(rows: Iterator[Tensors]) -> Tensor:
 
 def whole(rows: Iterator[Tensors]) -> Tensor:
     """Return the clients' full Fisher information matrices [C, d, d], from `slopes`."""
+    # [C, B K, d], for K outputs of a row.
     root = torch.cat([torch.cat([v.flatten(2) for v in one.values()], -1) for one in rows], 1)
     return root.mT @ root
 

@@ -279,7 +279,7 @@ class Declared:
         first = {}
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]
-            first[name] = value[:1].expand(PRIOR_DRAWS, len(batch), *value.shape[2:])
+            first[name] = value[:1].expand(PRIOR_DRAWS, len(batch), *value.shape[2:])  # [S, C, ...]
         return traced(poutine.condition(self.program, first), batch, PRIOR_DRAWS, 1.0)
 
 

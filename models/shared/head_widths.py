@@ -52,10 +52,10 @@ def widths_update(
     def update_widths(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the standard deviations of q(w_j); a minibatch represents all rows."""
         rows = with_rows(local, len(data))
-        precision: Tensor = local["tau"][:, None]
+        precision: Tensor = local["tau"][:, None]  # [C, 1]
         for _ in range(num_particles):
             draw = dict(latent(recorded(guide, (received, rows, data))))
-            w = {n: site["value"].squeeze(1).detach() for n, site in draw.items()}
+            w = {n: site["value"].squeeze(1).detach() for n, site in draw.items()}  # [C, *p]
             fisher = information(net, head, likelihood, local, w, data)
             precision = precision + fisher / num_particles
         state = guide.start(role("mu", local), parted(precision.rsqrt(), shapes))
@@ -86,6 +86,7 @@ def information(
         """Return the network's outputs for each row with heads of its own, [C * N, 1, K]."""
         if run:
             return run(each, x)
+        # Tensors of the base, repeated for each row: [C, N, *p].
         wide = {n: v[:, None].expand(clients, width, *v.shape[1:]) for n, v in base.items()}
         return net({n: v.reshape(len(x), 1, *v.shape[2:]) for n, v in wide.items()} | each, x)
 

@@ -88,7 +88,7 @@ class Ivon:
         """Draw the noise of a step."""
         precision = (local["curvature"] + local["base"]) * self.rows(data)
         with data.clients():
-            e = standard_noise("_noise", torch.zeros_like(precision)[:, None])[:, 0]
+            e = standard_noise("_noise", torch.zeros_like(precision)[:, None])[:, 0]  # [C, d]
         return {"noise": e * precision.rsqrt(), "slope": torch.zeros_like(precision)}
 
     def loss(

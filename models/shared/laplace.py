@@ -154,7 +154,7 @@ class Laplace:
             if not self.normals.full:
                 return {"hold": 1 / (1 + c[:, None] * precision)}
             eye = torch.eye(self.layout.size, dtype=c.dtype, device=c.device)
-            whole = eye + c[:, None, None] * self.normals.matrix(precision)
+            whole = eye + c[:, None, None] * self.normals.matrix(precision)  # [C, d, d]
             return {"hold": torch.linalg.inv_ex(whole).inverse}
 
         def pull(received: Tensors, local: Tensors, data: Batch) -> Tensors:

@@ -283,7 +283,7 @@ def _scales(
     """Return the index of the shared variable that scales each site entry, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
         return None
-    scale = seen[site.name]["infer"][SCALE].log().flatten(1)
+    scale = seen[site.name]["infer"][SCALE].log().flatten(1)  # [S, m or 1]
     scale, start = scale.expand(len(scale), len(site.mean)), 0
     indices = torch.full_like(site.mean, -1, dtype=torch.long)
     for other in shared_sites:
@@ -373,7 +373,7 @@ def _stand_in(
     base: Any, value: Tensor, free: Tensor, entries: int, improper_sd: float
 ) -> tuple[Tensor, Tensor, bool]:
     """Return mean and sd of a prior's normal approximation, and whether it is exact."""
-    flat = free.reshape(-1, entries)
+    flat = free.reshape(-1, entries)  # [points, entries]
     if bool((is_finite := flat.isfinite().all(-1)).any()):  # others are of rejected points
         flat = flat[is_finite]
     if isinstance(base, dist.ImproperUniform):

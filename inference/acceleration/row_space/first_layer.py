@@ -111,8 +111,8 @@ class InRows(NamedTuple):
             apart[DIRECTION] = self.direction(received, local)
         weights = [start, *apart.values()]
         (many, wide), k, out = rows.shape[:2], len(weights), start.shape[1]
-        gram = torch.bmm(rows, rows.mT).masked_fill_(hidden[:, None], 0)
-        outputs = torch.cat([layer_outputs(rows, weight) for weight in weights], 1)
+        gram = torch.bmm(rows, rows.mT).masked_fill_(hidden[:, None], 0)  # [C, n, n]
+        outputs = torch.cat([layer_outputs(rows, weight) for weight in weights], 1)  # [C, k n, out]
         outputs.view(many, k, wide, out).masked_fill_(hidden[:, None, :, None], 0)
         inner = rows.new_zeros(many, k, k)
         for i, j in self._crossed(k):
@@ -120,7 +120,7 @@ class InRows(NamedTuple):
         coefficients = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
         if self.center:
             at_start = rows.new_tensor([1] + [0] * len(apart))
-            coefficients[CENTER] = at_start[None, :, None].expand(many, k, out)
+            coefficients[CENTER] = at_start[None, :, None].expand(many, k, out)  # [C, k, out]
         for name in self.moving:
             coefficients[name] = rows.new_zeros(many, 2 * wide + k, out)
             coefficients[name][:, 2 * wide] = 1
@@ -137,11 +137,11 @@ class InRows(NamedTuple):
         weights = {n: rows.new_zeros(len(batch), 0) for n in local if is_temporary(n)}
         for name in self.moving:
             moved, shares = local[name][:, :wide], local[name][:, 2 * wide :, :, None]
-            weight = start * shares[:, 0] if self.decays else start
+            weight = start * shares[:, 0] if self.decays else start  # shares [C, k, out, 1]
             for k, other in enumerate(differences, 1):
                 weight = torch.addcmul(weight, other, shares[:, k])
             home = weight if differences else None  # then it is not a view of the start
-            weights[name] = torch.baddbmm(weight, moved.mT, rows, out=home)
+            weights[name] = torch.baddbmm(weight, moved.mT, rows, out=home)  # [C, out, in]
         return weights
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
@@ -159,7 +159,7 @@ class InRows(NamedTuple):
         """
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
-        gram = picked(local[GRAM], at, client)
+        gram = picked(local[GRAM], at, client)  # [C, B, n]
         many = local[OUTPUTS].shape[1] // gram.shape[2]
         outputs = [picked(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
 
@@ -261,7 +261,7 @@ class RowProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to the row coefficients and the prior mean."""
-        (grad, scale, along), n, center = grads, ctx.gram.shape[2], None
+        (grad, scale, along), n, center = grads, ctx.gram.shape[2], None  # [C, B, out], [C], [C]
         if torch.is_grad_enabled():  # without a prior or a direction, see `with_few_rows`
             whole = RowGradient.apply(grad, ctx.gram, ctx.rows, ctx.shape)
             return whole, None, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
@@ -270,7 +270,7 @@ class RowProducts(torch.autograd.Function):
             whole[:, :n], whole[:, 2 * n :] = 0, 0
             torch.bmm(ctx.gram.mT, grad, out=whole[:, n : 2 * n])
         else:
-            whole = scale[:, None, None] * ctx.difference
+            whole = scale[:, None, None] * ctx.difference  # [C, 2 n + k, out]
             whole[:, 2 * n :] = scale[:, None, None] * ctx.along
             center = -whole if ctx.needs_input_grad[1] else None
         if ctx.needs_input_grad[0]:
