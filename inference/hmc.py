@@ -212,7 +212,8 @@ def _at(log_density: LogDensity, u: Tensor) -> _Point:
             with rejecting():
                 value = log_density(u)
         (slope,) = torch.autograd.grad(value.sum(), u)
-    value = value.detach().nan_to_num(nan=-torch.inf)
+    # No part of a distribution has an infinite density: it is a rounding error, and is rejected.
+    value = value.detach().nan_to_num(nan=-torch.inf, posinf=-torch.inf)
     return _Point(u.detach(), value, slope.nan_to_num(0.0, 0.0, 0.0))
 
 

@@ -367,7 +367,9 @@ def _starts(
     """Return starts of chains [count, d], by importance weights of points [S, d] from q."""
     with torch.no_grad():
         value = torch.cat([log_density(part) for part in tried.split(CHAINS)])
-    weight = (value - log_q).nan_to_num(nan=-torch.inf).softmax(0).nan_to_num(0.0)
+    weight = (
+        (value - log_q).nan_to_num(nan=-torch.inf, posinf=-torch.inf).softmax(0).nan_to_num(0.0)
+    )
     weight = weight.clamp(max=4 / count) + 1e-300
     return tried[torch.multinomial(weight, count, True, generator=source)]
 

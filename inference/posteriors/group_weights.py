@@ -158,7 +158,11 @@ class GroupImportanceSampler:
             1, 2
         ) - wider
         prior = (log_densities["shared log_p"] - log_densities["shared log_q"])[::k, 0]
-        return ratio.nan_to_num(nan=-torch.inf), prior, site_draws_of_traces(q, p, size, clients)
+        return (
+            ratio.nan_to_num(nan=-torch.inf, posinf=-torch.inf),
+            prior,
+            site_draws_of_traces(q, p, size, clients),
+        )
 
     def _mode(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances.

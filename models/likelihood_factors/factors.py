@@ -49,6 +49,7 @@ MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by e
 CLOSE = 1e-10  # Newton decrement that ends them
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
 LOST = 10.0  # rounding error of a log density that excludes it
+EXACT_DIGITS = 1e-12  # pivot that is exact to some digits, relative to its diagonal of A
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
 UNKNOWN = (
     "the likelihood of a client is 0, not finite or without derivatives at all points searched, "
@@ -98,16 +99,18 @@ def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
 def of_effects(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     """Return b' A^-1 b / 2 - log det A / 2 [S, J], by elimination of one effect after the other.
 
-    Whole tensors [S, J] are many times as fast as small matrices one by one.
+    Whole tensors [S, J] are many times as fast as small matrices one by one. Where effects have
+    huge and nearly collinear roots, differences of A lose all digits: such a density is 0.
     """
     a, b = normal_equations(u, root, noise, factors)
     value = u.new_zeros(len(u), len(factors["shift"]))
-    while len(b):
-        scale = a[0, 0].rsqrt()
+    least = EXACT_DIGITS * a.diagonal().detach()  # [S, J, m]
+    for i in range(len(b)):
+        scale = torch.where(a[0, 0] > least[..., i], a[0, 0], torch.nan).rsqrt()
         column, first = a[1:, 0] * scale, b[0] * scale  # [m - 1, S, J], [S, J]
         value = value + 0.5 * first.square() + scale.log()
         a, b = a[1:, 1:] - column[:, None] * column, b[1:] - column * first
-    return value
+    return torch.where(value.isnan(), -torch.inf, value)
 
 
 def normal_equations(

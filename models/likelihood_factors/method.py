@@ -226,7 +226,7 @@ class LikelihoodFactors:
                 change = self.log_density(u, factors) - old
         else:  # the prior may be wide: start from its product with factors at its middle
             u, change = self._normal(factors, len(u), source)
-        change = change.nan_to_num(nan=-torch.inf)
+        change = change.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         if not bool(change.isfinite().any()):
             raise AggregationError(
                 "the product of prior and factors has no point of finite density"

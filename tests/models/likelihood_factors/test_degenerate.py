@@ -13,7 +13,7 @@ from pyrofl.inference import hmc as sampler
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
-from pyrofl.models.likelihood_factors.factors import log_product
+from pyrofl.models.likelihood_factors.factors import log_product, without_effects
 from pyrofl.models.likelihood_factors.leaving import MIN_RELATIVE_VARIANCE, inverse, positive
 from pyrofl.returned import ClientError
 
@@ -188,3 +188,28 @@ def test_draws_whose_density_has_lost_all_digits_are_excluded():
     exact = dist.Normal(0.0, scale).log_prob(y[:, None]).sum(0) + 10 * math.log(2 * math.pi)
     assert torch.allclose(found[:2], exact[:2], rtol=1e-6)
     assert found[2] == -torch.inf
+
+
+@pytest.mark.parametrize("slope", [1e6, 1e15, 1e40, 1e80, 1e200])
+@pytest.mark.parametrize("correlation", [0.5, 1 - 1e-14, 1.0])
+def test_huge_effects_that_are_collinear_have_no_density_above_the_highest(slope, correlation):
+    rest = math.sqrt((1 - correlation) * (1 + correlation))
+    root = torch.tensor([[90.0, 0.0], [slope * correlation, slope * rest]]).double()[None]
+    x = torch.stack([torch.ones(7), torch.linspace(-2, 3, 7)], 1).double()
+    design = torch.cat([x[:, 1:], x], 1)  # one shared slope, and both effects
+    factors = {"precision": design.mT @ design, "shift": design.mT @ (x[:, 1] ** 2 + x[:, 0])}
+    factors = {name: part[None] for name, part in factors.items()}
+    u = torch.tensor([[3.0]]).double()
+    residual = x[:, 1] ** 2 + x[:, 0] - 3.0 * x[:, 1]
+    best = torch.linalg.lstsq(x, residual[:, None]).solution  # log det A is not negative
+    highest = 0.5 * (residual @ x @ best)[0] + float(without_effects(u, torch.ones(1), factors))
+    assert float(log_product(u, root, torch.ones(1).double(), factors)) <= float(highest) + 1e-6
+
+
+def test_draws_are_not_where_a_density_is_infinite():
+    def log_density(u):
+        return torch.where(u[:, 0] > 1.0, torch.inf, -0.5 * u.square().sum(-1))
+
+    draws = sampler.hmc(log_density, torch.zeros(64, 2).double(), torch.Generator())
+    assert float(draws.u[:, 0].max()) <= 1.0
+    assert draws.log_density.isfinite().all()

@@ -361,3 +361,20 @@ def test_every_family_has_a_program_with_finite_densities(family):
         found = [site["log_prob"] for _, site in observed(tape.trace)]
         assert found
         assert all(bool(v.isfinite().all()) for v in found)
+
+
+def test_standard_deviations_of_slopes_of_few_clients_are_those_of_the_marginal_density():
+    random, frames = np.random.default_rng(1), {}
+    for j, n in enumerate([30, 20, 2, 25, 15]):
+        x = random.normal(size=n)
+        slope = 1 + x + random.normal() + 0.5 * random.normal() * x
+        frames[f"client {j}"] = pd.DataFrame({"x": x, "y": slope + random.normal(size=n)})
+    data = federations.from_frames(frames)
+    run = pyrofl.fit(pyrofl.regression("y ~ x + (x | client)", data), data, progress=False)
+    table = run.summary()
+    # By importance sampling of the density without effects: mean and sd, and .04 sd of error.
+    expected = {"sd_client[Intercept]": (2.31, 1.12), "sd_client[x]": (1.40, 0.91)}
+    expected |= {"Intercept": (0.47, 1.12), "b[x]": (0.87, 0.72)}
+    for name, (mean, sd) in expected.items():
+        assert abs(table.loc[name, "mean"] - mean) < 0.15 * sd, name
+        assert 0.8 < table.loc[name, "sd"] / sd < 1.2, name
