@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from pyro.distributions import AsymmetricLaplace
 from torch import Tensor
 
 from pyrofl.arguments import Count, ProperShare, check_name, checked
@@ -36,6 +37,7 @@ from pyrofl.tensors import lent
 from pyrofl.user_warnings import warn_user
 
 EVENTS = ("binary", "count", "trials")
+RESERVED = ("linpred", "epred", "chain", "draw", "row", "row_client")  # names in `row_draws`
 Comparison = Literal["difference", "ratio"]
 
 
@@ -116,9 +118,10 @@ def marginal(
 ) -> pd.DataFrame:
     """Return marginal means for values of a column, and their contrasts, over all clients' rows.
 
-    The marginal mean of a value is the mean expected response of all rows, with the column set to
-    the value and other columns as observed, as of `avg_predictions` of the R package
-    marginaleffects (g-computation). Effects of clients and levels are those of each row.
+    The marginal mean of a value is the mean expected response of all rows, weighted by their
+    weights, with the column set to the value and other columns as observed, as of
+    `avg_predictions` of the R package marginaleffects (g-computation). Effects of clients and
+    levels are those of each row.
 
     Args:
         fitted: a run of a regression, or several.
@@ -173,10 +176,10 @@ def marginal(
 def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> pd.DataFrame:
     """Return Bayesian R2, the part of the responses' variance that the expected response explains.
 
-    At each posterior draw it is the variance of the expected responses of all rows, divided by
-    this variance plus the mean variance of the responses' distributions (Gelman, Goodrich, Gabry
-    and Vehtari, "R-squared for Bayesian Regression Models", The American Statistician 2019, with
-    residual variances of the model).
+    At each posterior draw it is the weighted variance of the expected responses of all rows,
+    divided by this variance plus the mean variance of the responses' distributions (Gelman,
+    Goodrich, Gabry and Vehtari, "R-squared for Bayesian Regression Models", The American
+    Statistician 2019, with residual variances of the model).
 
     Args:
         fitted: a run of a regression, or several.
@@ -228,9 +231,10 @@ def row_draws(
         draws: posterior draws of each run; None is 2,000 in all.
 
     Returns:
-        ArviZ data with the group predictions: linpred, epred and the response by its name, with
-        the axes chain, draw and row, where draws of all runs are one chain; the coordinate
-        row_client has the client of each row.
+        ArviZ data with the group predictions: linpred, epred and the response by its name (or
+        "response", if it has the name of one of these or of an axis), with the axes chain, draw
+        and row, where draws of all runs are one chain; the coordinate row_client has the client of
+        each row.
 
     Raises:
         ValueError: as of `predict`.
@@ -248,6 +252,7 @@ def row_draws(
             check_name(client, drawn.clients, "client")
         frames = {client or NEW: read_table(design, rows, client or NEW)}
     name = design.formula.response
+    name = "response" if name in RESERVED else name
     parts: dict[str, list[Tensor]] = {"linpred": [], "epred": [], name: []}
     for site, frame in frames.items():
         rng = stream(drawn.seed, Stream.ROWS, site)
@@ -306,6 +311,9 @@ def _pieces(
 
 def _expected(rows: RowPredictors, count: int) -> Tensor:
     """Return expected responses [S, N], or probabilities of the second of two classes."""
+    if isinstance(rows.response, AsymmetricLaplace):  # its location is a quantile
+        expected: Tensor = rows.response.mean[:, 0]
+        return expected.expand(len(expected), count)
     mean = mean_of_rows(rows)
     mean = mean[..., 1] if mean.dim() > 2 else mean
     return mean.expand(len(mean), count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -280,7 +281,7 @@ class Design:
         for site, frame in self.clients.frames.items():
             y = self.y(frame)
             for role in self.formula.columns:
-                self._check_role(role, site, frame)
+                self.check_role(role, site, frame)
             second = (
                 self.response_column("trials", frame) if self.family.column == "trials" else None
             )
@@ -299,7 +300,7 @@ class Design:
         names, sizes = [f"client {j}" for j in range(count)], [largest, *[1] * (count - 1)]
         return outline(names, sizes, (len(self.places),), dtype=torch.float64)
 
-    def _check_role(self, role: str, site: str, frame: pd.DataFrame) -> None:
+    def check_role(self, role: str, site: str, frame: pd.DataFrame) -> None:
         """Raise ValueError if a further column of the response has impossible values."""
         values = self.response_column(role, frame)
         fits, words = {
@@ -378,6 +379,8 @@ def make_design(
         raise ValueError(
             f"column {both[0]} is in the response and among the predictors; expected it in one"
         )
+    if "Intercept" in names | factors:
+        raise ValueError("a column has the name Intercept, that of the intercept; rename it")
     further = {role: _columns_in(t, namespace, columns) for role, t in formula.columns.items()}
     used = [*sorted(answer.union(*further.values()))]
     used += sorted((names | factors | {client}) - answer)
@@ -400,11 +403,22 @@ def make_design(
         _make_group_term(group, Columns(group.text, clients, namespace), clients, client, many)
         for group in formula.groups
     )
+    _refuse_equal_names(groups)
     levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
     needed = names.union(levels, *(part[1] for part in seen)) - {client}
     needed |= set().union(*(further.get(role, set()) for role in ("trials", "se")))
     parts = (formula, family, clients, population, groups, answers, client, namespace)
     return Design(*parts, needed=tuple(sorted(needed)), parameters=parameters, further=further)
+
+
+def _refuse_equal_names(groups: Sequence[GroupTerm]) -> None:
+    """Raise ValueError if two group terms have one name in the program, such as sigma_client."""
+    names = [one.name for one in groups]
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ValueError(
+            f"two group terms have the name {twice[0]} in the program, as of a column with this "
+            "name; rename the column"
+        )
 
 
 def offset_of(parameter: str) -> str:

@@ -120,8 +120,8 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
     """Return the needed columns of new rows, with the types of the training rows.
 
     Raises:
-        ValueError: if a column is missing, has a gap, is of another type, or has an unknown level
-            in a population term.
+        ValueError: if a column is missing, has a gap, is of another type, has an unknown level in
+            a population term, or has impossible trials or standard errors.
     """
     frame = x if isinstance(x, pd.DataFrame) else None
     if frame is None:
@@ -165,6 +165,9 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
         columns[name] = column.astype(like) if like.kind in "fb" else column
     level = design.level_of(client)
     table = pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
+    for role in ("trials", "se"):
+        if role in design.formula.columns:
+            design.check_role(role, "new rows", table)
     for part in (*design.predictors.values(), *(one.columns for one in design.groups)):
         for text in part.beyond(table):
             warn_user(
@@ -176,6 +179,8 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
 
 class Known(Messenger):
     """Pyro handler that sets sites to posterior draws, and draws effects of new levels.
+
+    Responses are set to 0, as only their distribution is used.
 
     Attributes:
         values: site -> draws [S, 1, 1 or levels, *p].
@@ -190,9 +195,10 @@ class Known(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
         is_open = not (msg["done"] or msg["is_observed"] or msg["type"] != "sample")
-        if not is_open or (name not in self.values and name not in self.zero):
+        is_response = _of_rows(msg)
+        if not is_open or not (is_response or name in self.values or name in self.zero):
             return
-        if name in self.zero:
+        if is_response or name in self.zero:
             value = torch.zeros(msg["fn"].batch_shape + msg["fn"].event_shape).double()
         elif name in self.levels:
             value, held = msg["fn"].sample(), self.values[name]
@@ -312,6 +318,19 @@ def _with_levels(one: GroupTerm, frame: pd.DataFrame, client: str, column: str) 
     return replace(one, levels={place: (*held, *new)}, most=1)
 
 
+def _refuse_negative_rates(response: Any) -> None:
+    """Raise ValueError if a Poisson distribution with an identity link has a negative rate."""
+    if not isinstance(response, pyro.distributions.Poisson):
+        return
+    if bool((below := response.rate.isnan().flatten(1)).any()):  # [S, N]
+        row = int(below.any(0).nonzero()[0])
+        share = float(below[:, row].double().mean())
+        raise ValueError(
+            f"the expected count of row {row} is negative in {share:.1%} of the draws, as "
+            "link 'identity' has no lower bound; use link 'log', or rows with larger counts"
+        )
+
+
 def mean_of_rows(rows: RowPredictors) -> Tensor:
     """Return the expected response of rows at each draw, [S, N], or probabilities [S, N, K].
 
@@ -323,6 +342,7 @@ def mean_of_rows(rows: RowPredictors) -> Tensor:
         return rows.eta[:, 0]
     if isinstance(fn, CLASSES):
         return probabilities(fn)[:, 0]
+    _refuse_negative_rates(fn)
     located = (pyro.distributions.StudentT, pyro.distributions.AsymmetricLaplace)
     mean: Tensor = fn.loc if isinstance(fn, located) else fn.mean
     return mean[:, 0]
@@ -412,6 +432,7 @@ def _of_client(
     for begin in range(0, len(frame), PIECE):
         some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
         rows = run_program(method, drawn, some, client)
+        _refuse_negative_rates(rows.response)
         fn = rows.response.expand(torch.Size([len(rows.eta), 1, len(some)]))
         parts.append(predictive_values(iter([fn]), len(some), len(rows.eta), rng))
     mean = torch.cat([part for part, _ in parts])
