@@ -102,7 +102,7 @@ _MEANS = {"log": "ratio of means"}
 _SIGMA, _SHAPE = {"sigma": "dist.Exponential(1 / S)"}, {"shape": "dist.Gamma(2.0, 0.1)"}
 _PHI, _BETA = {"phi": "dist.Gamma(2.0, 0.1)"}, "phi * eta.sigmoid(), phi * (-eta).sigmoid()"
 _ODD = "(quantile / (1 - quantile)).sqrt()"
-_RATE = "torch.where(eta < 0, torch.nan, eta)"  # points with negative rates are rejected
+_POSITIVE_RATE = "torch.where(eta < 0, torch.nan, eta)"  # points with negative rates are rejected
 _QUANTILE = f"sigma / (quantile * (1 - quantile)).sqrt(), {_ODD}"
 _GATE, _HURDLE = {"zi": "dist.Beta(1.0, 1.0)"}, {"hu": "dist.Beta(1.0, 1.0)"}
 
@@ -163,7 +163,7 @@ FAMILIES: dict[str, Family] = {
         ratio=_ODDS,
     ),
     "poisson": Family(
-        {"log": "dist.Poisson(eta.exp())", "identity": f"dist.Poisson({_RATE})"},
+        {"log": "dist.Poisson(eta.exp())", "identity": f"dist.Poisson({_POSITIVE_RATE})"},
         "count",
         center="mean",
         ratio=_RATE,
