@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from inspect import signature
 from time import perf_counter
@@ -13,6 +13,7 @@ from pyrofl.choices import Until
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.extensions import extension, required
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, continued
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions, federate
@@ -26,6 +27,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
 from pyrofl.inference.monitoring.status import monitor_of
+from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
@@ -86,7 +88,9 @@ def fit(
         method: a method, or round number (from 0) -> method.
         data: the federation, or tables, if the method is a `regression`.
         rounds: number of the last round (the maximum, with `stop_when`). None: as
-            `stop_when="converged"`, with at most 100 rounds after those of `resume_from`.
+            `stop_when="converged"`, with at most 100 rounds after those of `resume_from`. If
+            likelihood factors fail, see `pyrofl.hierarchical`, PVI starts from its
+            round 1 and runs until it has converged, in at most 100 rounds.
         seed: fixes all random numbers; `Seeds` sets several seeds. None is the seed of a resumed
             Run, otherwise 0.
         seeds: number of seeds (`seed` and the following ones) or a list of seeds. One run is
@@ -120,7 +124,8 @@ def fit(
             run, or seeds are equal.
 
     Warns:
-        UserWarning: after round one, if no learned tensor has changed, or a trained tensor has not.
+        UserWarning: after round one, if no learned tensor has changed, or a trained tensor has not;
+            if PVI replaces likelihood factors, see `Run.switched`.
 
     Examples:
         >>> import pyrofl
@@ -148,6 +153,8 @@ def fit(
     if rounds is None:
         past = resume_from.state if isinstance(resume_from, Run) else resume_from
         rounds, stop_when = MAX_ROUNDS + (past.number if past else 0), "converged"
+    if isinstance(resume_from, Run) and resume_from.switched and _alternative(method):
+        method = resume_from.method
     draw = loop.get("participation", everyone)
     data = prepare_data(by_round(method)(0), data)
     if (privacy := loop.pop("privacy", None)) is not None:
@@ -170,6 +177,7 @@ def fit(
     )
 
     judge = monitor_of(run.method, data, run.records) if stop_when else None
+    alternative, failure = _alternative(method), ""
 
     again = 0  # first round in which the end is tested again
 
@@ -191,6 +199,16 @@ def fit(
         if eval_every and number and (number % eval_every == 0 or last):
             run.record_scores()
 
+    def states_until_failure() -> Iterator[RoundState]:
+        """Yield the rounds; end at an error in clients' rows if there is another method."""
+        nonlocal failure
+        try:
+            yield from states
+        except ClientError as error:
+            if alternative is None:
+                raise
+            failure = f"round {run.state.number + 1}: {str(error).partition(';')[0]}"
+
     states = federate(method, data, rounds, seed=seed, resume_from=state, **loop)
     with (
         closing(states),
@@ -201,7 +219,7 @@ def fit(
         if past_run and all(row["round"] != state.number for row in run.history):
             test_if_due(run.state.number == rounds or (judge is not None and judge.over))
         clock = perf_counter()
-        for state in states if judge is None or not at_end() else ():
+        for state in states_until_failure() if judge is None or not at_end() else ():
             seconds = perf_counter() - clock
             run.method = at(state.number - 1)
             run.records.append(RoundRecord.of(state, run.state, run.method, seconds))
@@ -210,9 +228,11 @@ def fit(
                 judge.add(run.records[-1])
             if state.number == 1 and run.status.kind == "stuck":
                 warn_user(f"after round 1: {run.status.why}")
-            last = at_end()
-            if callback:
-                last |= called("callback", callback, run) is True
+            if alternative and (why := monitor_of(run.method, data, run.records).failure):
+                failure = f"round {state.number}: {why}"
+            last = at_end() or bool(failure)
+            if callback and called("callback", callback, run) is True:
+                last, failure = True, ""
             test_if_due(last)
             if logger:
                 called("logger", logger, run, run.records[-1])
@@ -223,13 +243,26 @@ def fit(
             if last:
                 break
             clock = perf_counter()
-        if progress and run.records:
+        if progress and run.records and not failure:
             work = [(max(one.steps, default=0), one.seconds) for one in run.records]
             unrecorded = extension("unrecorded updates") if loop.get("record") is None else None
             slow = unrecorded(run.method, work) if unrecorded else ()
             for told in (str(run.status), *run.warnings, *slow):
                 shown.tell(told)
-    return run
+    if alternative is None or not failure:
+        return run
+    other = alternative(data)
+    why = f"fitted by {other.name}, as {run.method.name} failed in {failure}"
+    warn_user(why)
+    begun = first(other, data, seed)
+    run = Run(other, data, begun, seed, run.draws, run.custom_metrics, switched=why)
+    how: dict[str, Any] = {"eval_every": eval_every, "progress": progress, "callback": callback}
+    return fit(other, data, resume_from=run, logger=logger, **how, **loop)
+
+
+def _alternative(method: Fitting) -> Callable[[Federation], Method] | None:
+    """Return what builds the method with which `fit` continues if this one fails."""
+    return method.metadata.alternative if isinstance(method, Method) else None
 
 
 def called(name: str, function: Callable[..., object], *args: object) -> object:

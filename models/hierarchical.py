@@ -9,8 +9,10 @@ the same programs, and `to_arviz` corrects the draws of both.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from pyrofl.arguments import WITH_MORE_OPTIONS, Positive, checked
+from pyrofl.choices import Hierarchical
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
@@ -31,6 +33,7 @@ def hierarchical(
     shared: str,
     guide: Family | None = None,
     improper_sd: Positive = 10.0,
+    method: Hierarchical = "auto",
 ) -> Method:
     """Build the method with the fewest rounds for your own hierarchical Pyro program.
 
@@ -38,6 +41,10 @@ def hierarchical(
     shared ones, otherwise `pvi.hierarchical`. `print(method)` and the first line of a fit state
     which one it is, and which site prevents likelihood factors. To set other options of PVI, such
     as `covariance`, call `pvi.hierarchical`.
+
+    If likelihood factors fail, as the server's chains do not mix (R-hat above 1.1 in two rounds, or
+    above 2.2 in one), `fit` continues with PVI and warns. Remote clients cannot change their
+    method: with `pyrofl.Server`, build both sides with method="pvi" then.
 
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
@@ -52,12 +59,14 @@ def hierarchical(
         guide: of the shared sites, by PVI, such as `guides.flow(3)`; see `pvi.hierarchical`.
         improper_sd: standard deviation of improper priors before round one; it does not change
             the result.
+        method: "likelihood_factors" or "pvi" to have this method and no other; "auto" as above.
 
     Returns:
         The method, for `fit`; its name is "likelihood_factors" or "pvi".
 
     Raises:
-        ValueError: if neither method can fit the program; see `pvi.hierarchical`.
+        ValueError: if neither method can fit the program, see `pvi.hierarchical`, or if the
+            chosen one cannot.
 
     Examples:
         >>> import pyro
@@ -72,26 +81,36 @@ def hierarchical(
         ...         theta = pyro.sample("theta", dist.Normal(mu, tau))
         ...         with batch.rows():
         ...             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
-        >>> method = pyrofl.hierarchical(schools, data, shared="mu tau")
-        >>> method.name
+        >>> built = pyrofl.hierarchical(schools, data, shared="mu tau")
+        >>> built.name
         'likelihood_factors'
-        >>> run = pyrofl.fit(method, data, progress=False)
+        >>> run = pyrofl.fit(built, data, progress=False)
         >>> run.status.kind
         'converged'
     """
-    if guide:
-        method = pvi.hierarchical(model, data, shared=shared, guide=guide, improper_sd=improper_sd)
-        sites = f"{method.metadata.sites}; method: PVI, as a guide is given"
-        return replace(method, metadata=replace(method.metadata, sites=sites))
-    try:
-        method = likelihood_factors.hierarchical(
-            model, data, shared=shared, improper_sd=improper_sd
+    if guide and method == "likelihood_factors":
+        raise ValueError(
+            "a guide is given, which likelihood factors have not; expected method='pvi' or 'auto'"
         )
-        assert isinstance(method.model, Structure)
-        once = is_exact_after_one_round(method.model, data.dtype)
-        chosen = f"likelihood factors{', 1 round' if once else ''}"
+    by_pvi = partial(pvi.hierarchical, shared=shared, guide=guide, improper_sd=improper_sd)
+    if guide or method == "pvi":
+        return _described(by_pvi(model, data), f"PVI{', as a guide is given' if guide else ''}")
+    try:
+        built = likelihood_factors.hierarchical(model, data, shared=shared, improper_sd=improper_sd)
     except OtherStructure as error:
-        method = pvi.hierarchical(model, data, shared=shared, improper_sd=improper_sd)
-        chosen = f"PVI, as {error.reason}"
+        if method == "likelihood_factors":
+            raise
+        return _described(by_pvi(model, data), f"PVI, as {error.reason}")
+    assert isinstance(built.model, Structure)
+    once = is_exact_after_one_round(built.model, data.dtype)
+    built = _described(built, f"likelihood factors{', 1 round' if once else ''}")
+    if method == "likelihood_factors":
+        return built
+    other = partial(hierarchical, model, shared=shared, improper_sd=improper_sd, method="pvi")
+    return replace(built, metadata=replace(built.metadata, alternative=other))
+
+
+def _described(method: Method, chosen: str) -> Method:
+    """Return a method whose description of the sites also names the method."""
     sites = f"{method.metadata.sites}; method: {chosen}"
     return replace(method, metadata=replace(method.metadata, sites=sites))

@@ -18,6 +18,9 @@ Scaling = Literal["standardize", "none"]
 OnBadMessage = Literal["reject", "raise"]
 Engine = Literal["local", "ray"]
 Until = Literal["converged"]
+Hierarchical = Literal["auto", "likelihood_factors", "pvi"]
+"""Method of a hierarchical program; "auto" may switch from likelihood factors to PVI."""
+
 Logger = Literal["tensorboard", "mlflow"]
 Metric = Literal["accuracy", "nll", "rmse"]
 """Metric that selects settings."""

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Number, check_fields
-from pyrofl.data import Batch, Cohort
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.definition.budget import PrivacyAccountant
 from pyrofl.inference.definition.programs import Program
 from pyrofl.returned import as_numbers, as_tensors, calling
@@ -102,6 +102,8 @@ class Moments:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
         undamped: whether a round in which all clients report applies their updates in full, so
             that one small change shows convergence.
+        noise: of moments that are computed from draws: server -> the largest change from one round
+            to the next, in standard deviations, that their Monte Carlo error explains.
         optimal: of a normal posterior that maximizes the ELBO: names of two local tensors that
             begin with its mean [C, n] and a root of its covariance, [C, n, n], or [C, n] of
             standard deviations.
@@ -109,6 +111,7 @@ class Moments:
 
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
     undamped: bool = False
+    noise: Callable[[Tensors], float] | None = None
     optimal: tuple[str, str] | None = None
 
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
@@ -274,6 +277,8 @@ class Metadata:
         privacy: Differential privacy of the server's states, see `privacy.private`.
         pair: What `Method.to_pyro` returns instead of the method's own model and guide; a string
             states why there is none.
+        alternative: data -> another method for the same model, which `fit` continues with if
+            further rounds of this one do not help.
     """
 
     tensors: MetadataByPattern = field(default_factory=dict)
@@ -284,6 +289,7 @@ class Metadata:
     sites: str = ""
     privacy: PrivacyAccountant | None = None
     pair: LocalPair | str | None = None
+    alternative: Callable[[Federation], Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -332,18 +338,22 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
 
 
 def unfinished(
-    metadata: MetadataByPattern, seen: Mapping[str, float], lasting: bool = False
+    metadata: MetadataByPattern,
+    seen: Mapping[str, float],
+    lasting: bool = False,
+    times: float = 1.0,
 ) -> str:
     """Return why a run cannot have converged, given its monitored numbers; "" if it can.
 
     `lasting` numbers are those of which two successive rounds show that no further round helps.
+    With `times`, the limits are that many times as high.
     """
     return "; ".join(
         f"{name} is {seen[name]:.2g}: {fact.why}"
         for names, fact in of_kind(metadata, Monitor)
         if fact.required
         and fact.lasting == lasting
-        and fact.exceeded(seen[name := names.removeprefix("server/")])
+        and fact.exceeded(seen[name := names.removeprefix("server/")] / times)
     )
 
 

@@ -186,6 +186,9 @@ def privatize(
     )
 
 
+SERVER = "the server: "  # begins the reason of a round whose aggregation fails
+
+
 def join_reasons(reasons: Sequence[str]) -> str:
     """Join the first reasons for rejected messages by semicolons, and count the further ones."""
     more = len(reasons) - MAX_REASONS

@@ -24,6 +24,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.client_states import ClientStates, StateRow
 from pyrofl.inference.engine.messages import (
+    SERVER,
     BadMessage,
     form_of,
     inbox,
@@ -144,7 +145,7 @@ def run_round(
                     )
                 server, failure = merged(server, to_data(aggregated, data), len(cohort.ids))
         except AggregationError as error:
-            failure = f"the server: {error}"
+            failure = f"{SERVER}{error}"
         lost = torch.cat([silent, cohort.ids.cpu()]) if failure else silent
         accepted = report["good"] & ~torch.isin(report["ids"], lost)
         client_states = running.close(report["ids"][~accepted])

@@ -70,7 +70,12 @@ def restore_run(
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Build a run from a checkpoint's content; raise ValueError if the method differs."""
+    """Build a run from a checkpoint's content; raise ValueError if the method differs.
+
+    A run that has continued with another method than the given one gets this other method.
+    """
+    if content.get("records", {}).get("switched") and isinstance(method, Method):
+        method = method.metadata.alternative(data) if method.metadata.alternative else method
     try:
         run = _build_run(content, method, data, seed)
         _check_shapes(run)
@@ -141,7 +146,7 @@ def _build_run(
     saved = _to_memory(content["records"])
     rows = list(zip(*(saved[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]
-    scores = {"history": saved["metrics"], "ending": saved["ending"]}
+    scores = {"history": saved["metrics"]} | {n: saved[n] for n in ("ending", "switched")}
     return Run(now, data, last, seed, saved["draws"], records=records, **scores)
 
 
@@ -185,6 +190,8 @@ class Keeper:
 
     def __call__(self, run: Run) -> None:
         """Store a copy of the run after a round, and save a checkpoint if one is due."""
+        if self.last is not None and run.switched != self.last.switched:
+            self.written = None  # the file holds a round of the method that failed
         # A copy: an interrupt in the next round may come between two of its records.
         self.last = run.copy()
         number = run.state.number

@@ -9,10 +9,13 @@ from typing import Any
 
 from pyrofl.inference.definition.metadata import Moments, of_kind, unfinished, watched
 from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.messages import SERVER
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.monitoring.losses import comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.tensors import Tensors
+
+FAILED = 2.0  # times its limit, a monitored number above which one round shows a failure
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,14 @@ class RoundRecord:
     exact: bool = False  # the server's draws are of the exact posterior
     unfinished: str = ""  # why the run cannot have converged
     unreliable: str = ""  # the same, if further rounds may not help
+    failed: str = ""  # why another method of the model should continue
+    noise: float = 0.0  # change of moments, in sds, that their Monte Carlo error explains
 
     @classmethod
     def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
         """Create the record of a round from the states after and before the round."""
         tensors = method.metadata.tensors
-        seen = watched(tensors, state.server)
+        seen, every = watched(tensors, state.server), list(of_kind(tensors, Moments))
         is_exact = getattr(method.views[method.posterior_view], "exact", None)
         everyone = len(state.reporters.ids) == len(state.seen) and not state.rejected
         return cls(
@@ -58,10 +63,13 @@ class RoundRecord:
             first_loss=state.of_all(comparable(tensors, state.first_loss)),
             moved=movement(tensors, old, state),
             watched=seen,
-            undamped=everyone and any(m.undamped for _, m in of_kind(tensors, Moments)),
+            undamped=everyone and any(m.undamped for _, m in every),
             exact=is_exact is not None and is_exact(state.server),
             unfinished=unfinished(tensors, seen),
             unreliable=unfinished(tensors, seen, lasting=True),
+            failed=unfinished(tensors, seen, lasting=True, times=FAILED)
+            or next((text for text in state.rejected if text.startswith(SERVER)), ""),
+            noise=max((m.noise(state.server) for _, m in every if m.noise), default=0.0),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Run(Pickled, Summarized):
         records: the record of each round; `rounds` is a table of them.
         history: all recorded scores, averaged over clients, as rows of the table `metrics`.
         ending: results of `test_ending` after the last round, and of `record_correction`.
+        switched: why `fit` continued with another method, the `method`; "" if it did not.
     """
 
     method: Method
@@ -78,6 +79,7 @@ class Run(Pickled, Summarized):
     records: list[RoundRecord] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     ending: dict[str, str] = field(default_factory=dict)
+    switched: str = ""
 
     def __post_init__(self) -> None:
         refuse_other_clients(self.method, self.data, self.state, has_records=bool(self.records))
@@ -363,10 +365,11 @@ class Run(Pickled, Summarized):
     def warnings(self) -> list[str]:
         """Warnings about numbers above their limit, unlearned widths, untrained models and draws.
 
-        Those about draws are of the last `to_arviz`.
+        Those about draws are of the last `to_arviz`. The first one is `switched`.
         """
         last = self.records[-1] if self.records else None
-        texts = [
+        texts = [self.switched]
+        texts += [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
             if last and fact.exceeded(last.watched.get(name, 0.0))

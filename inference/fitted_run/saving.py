@@ -37,6 +37,7 @@ class SavableRun(Protocol):
     records: list[RoundRecord]
     history: list[dict[str, Any]]
     ending: dict[str, str]
+    switched: str
 
 
 def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
@@ -57,6 +58,7 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
     state = {name: getattr(run.state, name) for name in STATE} | run.state.reporters._asdict()
     state["client_states"] = dict(run.state.client_states.items())
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history, "ending": run.ending}
+    records["switched"] = run.switched
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     about = settings_of_run(run.data, run.seed, about)
     description = describe(run.method)

@@ -11,11 +11,13 @@ A run has converged if over its last 5 aggregations, and at least 3,
 
 Where every round applies all clients' updates in full, as with likelihood factors, it suffices that
 the last of two aggregations, and the rest of a geometric series with their ratio, are within five
-times these limits. A run with draws from the exact posterior has converged. No run has converged
-while a required monitored number, as of clients that have not reported or R-hat of the server's
-chains, is above its limit; where R-hat is in two successive rounds without changes, or in four
-with changes, training stops. Nor has one whose last correction by `to_arviz` has a Pareto k above
-0.7, which is known after it alone.
+times these limits. Moments that are computed from draws, as there, also change by their Monte Carlo
+error: the limit of each of the last 5 changes is then two standard errors of a difference, at most
+0.05 standard deviations, while that of the extrapolation stays. A run with draws from the exact
+posterior has converged. No run has converged while a required monitored number, as of clients that
+have not reported or R-hat of the server's chains, is above its limit; where R-hat is in two
+successive rounds without changes, or in four with changes, training stops. Nor has one whose last
+correction by `to_arviz` has a Pareto k above 0.7, which is known after it alone.
 
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
 end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of
@@ -63,6 +65,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.user_code import users_code
+from pyrofl.inference.engine.messages import SERVER
 from pyrofl.inference.monitoring.losses import Divergence, Losses
 from pyrofl.inference.monitoring.parameter_changes import Moved
 from pyrofl.tensors import matches
@@ -173,6 +176,21 @@ class ConvergenceMonitor:
             return True
         return len(self.records) >= LEAST and kind != "not converged"
 
+    @property
+    def failure(self) -> str:
+        """Why further rounds of this method do not help, without remedies; "" if they may.
+
+        A lasting monitored number, such as R-hat of the server's chains, is above its limit in two
+        successive rounds or above twice its limit in one, the server cannot aggregate, or the run
+        has diverged.
+        """
+        last, status = self.records[-1], self.status()
+        lasting = all(record.unreliable for record in self.records[-2:]) and len(self.records) > 1
+        why = last.failed or (last.unreliable if lasting else "")
+        if not why and status.kind == "diverged":
+            why = status.why
+        return why.removeprefix(SERVER).partition(";")[0]
+
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
@@ -191,7 +209,7 @@ class ConvergenceMonitor:
             and (why := _unchanged(moved, self.trained, self.unused))
         ):
             return ConvergenceStatus("stuck", why, len(moved))
-        judged = _at_once(self.records) or _of_movement(moved)
+        judged = _at_once(self.records) or _of_movement(moved, self.records[-1].noise)
         if why := self.records[-1].unreliable:
             still = judged.kind == "converged"
             last = self.records[-UNRELIABLE[still] :]
@@ -285,25 +303,29 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
     return ConvergenceStatus("converged", why, count)
 
 
-def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
-    """Return the status of a run, given its parameter changes; the reason may be the last one."""
+def _of_movement(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatus:
+    """Return the status of a run, given its parameter changes; the reason may be the last one.
+
+    `noise` is the change of moments that their Monte Carlo error explains.
+    """
     merges, last = len(moved), moved[-LAST:]
+    noise = min(noise, MAX_REMAINING_CHANGE * CONVERGED_CHANGES["mean"])
+    within = {p: v if p == "norm" else max(v, noise) for p, v in CONVERGED_CHANGES.items()}
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
     if not series:
         return ConvergenceStatus("not converged", "unknown, as no tensor can be compared", merges)
     now = {key: each[-1] for key, each in series.items()}
     left = {key: _left(each, CONVERGED_CHANGES[key[1]]) for key, each in series.items()}
-    quiet = merges >= LEAST and all(
-        v <= CONVERGED_CHANGES[p] for (_, p), each in series.items() for v in each
-    )
+    quiet = merges >= LEAST and all(v <= within[p] for (_, p), each in series.items() for v in each)
     far = quiet and any(
         left[key] > MAX_REMAINING_CHANGE * CONVERGED_CHANGES[key[1]] for key in series
     )
     most = left if far else now
     site, part = max(series, key=lambda key: most[key] / CONVERGED_CHANGES[key[1]])
     largest = (merges, site, part, now[site, part])
-    least = f"{CONVERGED_CHANGES['mean']} sd or {CONVERGED_CHANGES['norm']:.1%}"
-    if not quiet and all(value <= CONVERGED_CHANGES[p] for (_, p), value in now.items()):
+    error = ", their Monte Carlo error," if noise > CONVERGED_CHANGES["mean"] else ""
+    least = f"{within['mean']:.2g} sd{error} or {CONVERGED_CHANGES['norm']:.1%}"
+    if not quiet and all(value <= within[p] for (_, p), value in now.items()):
         why = f"nothing changed by more than {least} in the last round; it takes several of these"
         return ConvergenceStatus("not converged", why, *largest)
     if quiet and not far:

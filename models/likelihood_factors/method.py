@@ -52,16 +52,17 @@ from pyrofl.tensors import Tensors, like, spread_out, under
 
 CELLS = 4_000_000  # numbers in a tensor
 MIN_EFFECTIVE_SHARE = 0.1  # effective part of the old draws, from which changes can be seen
+CURE = 'use pvi.hierarchical (method="pvi" in pyrofl.hierarchical and pyrofl.regression)'
 MIXED = 1.1  # R-hat above which the server's chains have not mixed
 UNMIXED = (
-    "the server's chains have not mixed, so that its draws are unreliable, and more rounds will "
-    "not help: reparametrize the program, as from a non-centered to a centered form or to "
-    "MultivariateNormal effects, or use pvi.hierarchical"
+    "the server's chains have not mixed, so that its draws are unreliable; more rounds will not "
+    "help: reparametrize the program, as from a non-centered to a centered form or to "
+    f"MultivariateNormal effects, or {CURE}"
 )
 
 SMALLEST = 0.125  # part of the changes of factors that a round makes at least
 OVERSHOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
-IMPROPER = "the product of prior and factors is not a distribution; use pvi.hierarchical"
+IMPROPER = f"the product of prior and factors is not a distribution; {CURE}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ class LikelihoodFactors:
                     names: SHARED,
                     **rules(self.structure.linear is not None, self.cavity),
                     " ".join(self.tables): (PER_CLIENT, factors),
-                    "mean sd": Moments(self.structure.shared_sites.moments, undamped=True),
+                    "mean sd": Moments(
+                        self.structure.shared_sites.moments, undamped=True, noise=self.noise
+                    ),
                     "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
                     "server/multimodal": Monitor(
                         0.0,
@@ -229,7 +232,7 @@ class LikelihoodFactors:
         change = change.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         if not bool(change.isfinite().any()):
             raise AggregationError(
-                "the product of prior and factors has no point of finite density"
+                f"the product of prior and factors has no point of finite density; {CURE}"
             )
         weight = change.softmax(0)
         starts = weight.clamp(max=4 / CHAINS) + 1e-300
@@ -244,7 +247,7 @@ class LikelihoodFactors:
             raise AggregationError(IMPROPER)
         if not bool((drawn.std(0) > 0).all()):
             raise AggregationError(
-                "the server's chains have not moved, as a factor is narrow; use pvi.hierarchical"
+                f"the server's chains have not moved, as a factor is narrow; {CURE}"
             )
         new = self._drawn(drawn, sampled_draws.log_density - growth, sampled_draws.r_hat)
         if begun and float(1 / weight.square().sum()) > MIN_EFFECTIVE_SHARE * len(u):
@@ -324,6 +327,21 @@ class LikelihoodFactors:
         with torch.no_grad():
             w = at.detach() + noise @ half.mT
             return variables.shared(w)[0], log_density(w) + noise.square().sum(-1) / 2
+
+    def noise(self, server: Tensors) -> float:
+        """Return the change of a mean, in sds, that is within the Monte Carlo error of the draws.
+
+        The standard error of a mean of draws is that of the means of the chains, which are
+        independent (batch means: Flegal and Jones, "Batch means and spectral variance estimators in
+        Markov chain Monte Carlo", Annals of Statistics 2010, section 2). That of a difference of
+        two rounds is sqrt(2) times larger, and a change of two of these is within it. It is less
+        for standard deviations of nearly normal draws, by sqrt(2), and where a round makes a part
+        of the changes only.
+        """
+        u, share = precise(server["server/draws"]), float(server["server/share"])
+        chains = u.unflatten(0, (-1, CHAINS)).mean(0)
+        error = (chains.std(0) / u.std(0)).max() / CHAINS**0.5
+        return 2 * 2**0.5 * share * float(error.nan_to_num(0.0))
 
     def _may_be_proper(self, factors: Tensors, u: Tensor) -> bool:
         """Return False if the product of prior and factors grows without bound in a direction.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyrofl.arguments import checked
+from pyrofl.choices import Hierarchical
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.models.regression.agreement import Agreement
@@ -27,12 +28,14 @@ def regression(
     center: bool = True,
     client: str = "client",
     namespace: Mapping[str, Any] | None = None,
+    method: Hierarchical = "auto",
 ) -> Regression:
     """Build a Bayesian multilevel regression from a formula, as of lme4, brms and Bambi.
 
     Contrasts, centering, scaling, polynomials and splines are those of the pooled rows, which
     clients agree on by sums, unions of levels and counts. The generated program is fitted by
-    `pyrofl.hierarchical`: likelihood factors where they can, otherwise PVI.
+    `pyrofl.hierarchical`: likelihood factors where they can, otherwise PVI; `fit` also continues
+    with PVI, and warns, where likelihood factors fail.
 
     Args:
         formula: such as "y ~ age * treat + bs(dose, df=4) + (1 + age | client)", in the syntax of
@@ -59,6 +62,7 @@ def regression(
         client: name of the column that identifies the client; tables need not have it.
         namespace: name -> function or value that the formula may use, such as knots of bs();
             np is numpy.
+        method: "likelihood_factors" or "pvi" to have this method and no other.
 
     Returns:
         A method for `pyrofl.fit(method, data, rounds=4)`; with normal responses, one round.
@@ -89,7 +93,7 @@ def regression(
         sigma ~ Exponential(0.9733)
     """
     settings = Settings(
-        formula, family, link, priors, weights, center, client, dict(namespace or {})
+        formula, family, link, priors, weights, center, client, dict(namespace or {}), method
     )
     design, chosen = agree(settings, data, Agreement())
     return make_method(settings, design, chosen, design.federation())

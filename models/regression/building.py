@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
+from pyrofl.choices import Hierarchical
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.models import pvi
 from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.agreement import Agreement
 from pyrofl.models.regression.data_checks import warn_of_design
@@ -36,6 +37,7 @@ class Settings:
     center: bool = True
     client: str = "client"
     namespace: Mapping[str, Any] = field(default_factory=dict)
+    method: Hierarchical = "auto"
 
     @property
     def link_name(self) -> str:
@@ -95,8 +97,12 @@ def make_method(settings: Settings, design: Design, chosen: Priors, data: Federa
     link, center = settings.link_name, settings.center
     name = f"family {settings.family}, link {link}"
     text, shared = source(design, chosen, link, name, center=center)
-    fitted_by = hierarchical if design.family.is_smooth else pvi.hierarchical
-    method = fitted_by(compile_program(text), data, shared=" ".join(shared))
+    chosen_method = settings.method if design.family.is_smooth else "pvi"
+    program, names = compile_program(text), " ".join(shared)
+    method = hierarchical(program, data, shared=names, method=chosen_method)
+    if method.metadata.alternative:
+        other = partial(make_method, replace(settings, method="pvi"), design, chosen)
+        method = replace(method, metadata=replace(method.metadata, alternative=other))
     more: dict[str, Any] = {"design": design, "chosen": chosen, "text": text}
     return Regression(**vars(method), **more, link=link, center=center)
 

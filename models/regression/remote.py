@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyrofl.arguments import checked
+from pyrofl.choices import Hierarchical
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
@@ -64,6 +65,7 @@ class RegressionServer:
         center: whether the prior of the intercept is that at the mean of all columns.
         client: name of the column that identifies the client; tables need not have it.
         namespace: name -> number, or list of numbers, that the formula may use.
+        method: as in `pyrofl.regression`.
         results: `results` of a server with the same arguments, to continue from there.
 
     Attributes:
@@ -115,9 +117,11 @@ class RegressionServer:
         center: bool = True,
         client: str = "client",
         namespace: Mapping[str, Any] | None = None,
+        method: Hierarchical = "auto",
         results: Mapping[str, Any] | None = None,
     ) -> None:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}
+        more["method"] = method
         self._settings = Settings(formula, family, link, priors, **more)
         self._texts = texts_of(self._settings)
         holders = clients if isinstance(clients, Mapping) else {name: (name,) for name in clients}
@@ -284,8 +288,10 @@ class RegressionClient:
         center: bool = True,
         client: str = "client",
         namespace: Mapping[str, Any] | None = None,
+        method: Hierarchical = "auto",
     ) -> None:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}
+        more["method"] = method
         self._settings, self._tables = Settings(formula, family, link, priors, **more), tables
         self._texts = texts_of(self._settings)
         columns = {str(n) for frame in tables.frames.values() for n in frame.columns}
@@ -386,6 +392,7 @@ def texts_of(settings: Settings) -> dict[str, str]:
         "center": str(settings.center),
         "client": settings.client,
         "namespace": json.dumps(settings.namespace, sort_keys=True),
+        "method": settings.method,
     }
 
 

@@ -92,10 +92,10 @@ def file(tmp_path) -> Path:
 def test_a_checkpoint_holds_every_field(file):
     content = container.read(file, _about(file))
     known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed", "custom_metrics"}
-    assert known == {"draws", "ending", "records", "history"}
+    assert known == {"draws", "ending", "records", "history", "switched"}
     of_rounds = {f.name for f in fields(RoundRecord)} - {"number"}
     assert content["method"] == described(plain())
-    assert content["records"].keys() == {"draws", "ending", "metrics"} | of_rounds
+    assert content["records"].keys() == {"draws", "ending", "metrics", "switched"} | of_rounds
     assert content["state"].keys() >= {
         "number",
         "server",

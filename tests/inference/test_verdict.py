@@ -113,6 +113,31 @@ def test_the_reason_is_the_change_in_the_last_round():
         assert found.moved == 0.07
 
 
+WITHIN = (0.4, 0.02, 0.03, 0.025, 0.015, 0.03)  # changes that are noise from the second on
+FALLING = (0.06, 0.042, 0.04, 0.038, 0.036, 0.034)  # changes of a slow approach
+
+
+@pytest.mark.parametrize(
+    ("changes", "noise", "kind"),
+    [
+        (WITHIN, 0.04, "converged"),
+        (WITHIN, 0.0, "not converged"),
+        (WITHIN[:3], 0.04, "not converged"),  # of three rounds
+        (FALLING, 0.045, "not converged"),  # although each is within the error
+        ([20 * v for v in WITHIN], 0.8, "not converged"),  # chains of few effective draws
+    ],
+)
+def test_changes_within_monte_carlo_error_show_convergence(changes, noise, kind):
+    each = [{"mu": {"mean": v, "sd": v / 2}} for v in changes]
+    records = [
+        replace(record(n, moved=m), undamped=True, noise=noise) for n, m in enumerate(each, 1)
+    ]
+    status = convergence_status(records)
+    assert status.kind == kind
+    if kind == "converged":
+        assert "by more than 0.04 sd, their Monte Carlo error, or 0.1%" in status.why
+
+
 def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> ConvergenceStatus:
     """Judge rounds with these losses; `begun` are those of the first steps of round one."""
     first = [begun, *losses[1:]]

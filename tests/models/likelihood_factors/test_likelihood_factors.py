@@ -20,6 +20,7 @@ import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
+from pyrofl.inference.definition.metadata import Moments, of_kind
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.hmc import CHAINS, hmc, r_hat
@@ -257,6 +258,22 @@ def test_the_sampler_has_the_moments_of_a_heavy_tail():
     assert drawn.r_hat < 1.1
     apart = drawn.u.view(-1, CHAINS, 2) + 3 * scale * torch.arange(CHAINS).double()[:, None]
     assert r_hat(apart) > 2
+
+
+def test_the_error_of_moments_is_that_of_their_draws():
+    """Independent draws, and chains that do not move: then there are as many draws as chains."""
+    data = ragged()
+    method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
+    server = method.init(generator("init"), len(SIZES))
+    (moments,) = [m for _, m in of_kind(method.metadata.tensors, Moments)]
+    draws = server["server/draws"]
+    stuck = draws[:CHAINS].repeat(len(draws) // CHAINS, 1)
+    for u, count in ((draws, len(draws)), (stuck, CHAINS)):
+        found = moments.noise(server | {"server/draws": u})
+        # the largest of three; a standard deviation of 256 means has a relative error of 4%
+        assert found == pytest.approx(2 * (2 / count) ** 0.5, rel=0.15)
+    half = server | {"server/share": torch.tensor(0.5)}
+    assert moments.noise(half) == pytest.approx(moments.noise(server) / 2, rel=1e-12)
 
 
 def test_hospitals_are_accurate_after_two_exchanges_and_a_correction():

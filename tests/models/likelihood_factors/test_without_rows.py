@@ -231,6 +231,10 @@ def test_a_client_whose_rows_contradict_the_structure_is_refused(effect, told, s
     for built in (bare(data), some(data, ["a"])):
         method = pyrofl.hierarchical(program, built, shared="mu tau")
         assert method.name == "likelihood_factors"
+        with pytest.warns(UserWarning, match=f"fitted by pvi, .* d: .*{told}"):
+            run = pyrofl.fit(method, data, 1, progress=False, callback=lambda run: True)
+        assert run.method.name == "pvi"
+        method = pyrofl.hierarchical(program, built, shared="mu tau", method="likelihood_factors")
         with pytest.raises(OtherStructure, match=told) as error:
             pyrofl.fit(method, data, 1, progress=False)
         assert str(error.value).startswith("d: ")

@@ -200,3 +200,27 @@ def test_wrong_tables(change, text):
 def test_other_data(data):
     with pytest.raises(ValueError, match=r"data is .*expected"):
         pyrofl.regression("y ~ x", data)
+
+
+@pytest.mark.parametrize("low", [0.999, 0.0999])
+def test_a_narrow_prior_of_the_noise_has_the_posterior_of_known_noise(low):
+    """The noise of the rows is about 1: the second prior contradicts it."""
+    random = np.random.default_rng(0)
+    frames = {}
+    for name in "abcdef":
+        x = random.normal(size=12)
+        y = 1 + random.normal(0, 0.5) + (0.3 + random.normal(0, 0.3)) * x + random.normal(size=12)
+        frames[name] = pd.DataFrame({"x": x, "y": y})
+        random.poisson(3, 12)
+    data = federations.from_frames(frames)
+    draws = []
+    for fixed, priors in ({}, {"sigma": dist.Uniform(low, low + 0.0002)}), ({"sigma": low}, {}):
+        formula = {"y": "y ~ 1 + (1 + x | client)", **fixed}
+        method = pyrofl.regression(formula, data, priors=priors)
+        posterior = pyrofl.fit(method, data, progress=False).posterior(2000)
+        log_sd = posterior["sd_client"].flatten(0, 1).log()
+        draws.append(torch.cat([posterior["Intercept"].reshape(-1, 1), log_sd], -1))
+    one, other = draws
+    sd = other.std(0)
+    assert float(((one.mean(0) - other.mean(0)) / sd).abs().max()) < 4 * (2 / 1000) ** 0.5
+    assert float((one.std(0) / sd).log().abs().max()) < 4 * (2 / 1000) ** 0.5
