@@ -141,7 +141,16 @@ def site(made: Project, states: Path, name: str, **options: Any) -> dict[str, An
     """Return what a site is called with."""
     data = made.folder / f"sites/{name}.csv"
     usual = {"name": name, "project": str(made.folder), "data": str(data)}
-    return usual | {"state": str(states / name)} | options
+    return usual | {"state": str(states / name), "rules": lenient(states)} | options
+
+
+def lenient(folder: Path) -> str:
+    """Write rules that permit clients of one row, and return the path of the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name} = 1" for name in ("min-rows", "min-level-rows", "rows-per-parameter")]
+    lines += ["min-events = 0", "exact-values = true"]
+    (folder / "rules.toml").write_text("\n".join(lines) + "\n")
+    return str(folder / "rules.toml")
 
 
 EFFECTS = """

@@ -37,9 +37,9 @@ def hospitals():
     return tables
 
 
-def client_of(name, frame, formula, **how):
-    """Return the client side of one hospital."""
-    return RegressionClient(formula, federations.from_frames({name: frame}), **how)
+def client_of(name, frame, formula, rules=None, **how):
+    """Return the client side of one hospital, without rules."""
+    return RegressionClient(formula, federations.from_frames({name: frame}), rules=rules, **how)
 
 
 def clients_of(frames, formula, **how):
@@ -47,17 +47,18 @@ def clients_of(frames, formula, **how):
     return {name: client_of(name, frame, formula, **how) for name, frame in frames.items()}
 
 
-def agreed(frames, formula, *, spoil=lambda label, name, reply: reply, **how):
+def agreed(frames, formula, *, spoil=lambda label, name, reply: reply, rules=None, **how):
     """Return server and clients after all exchanges.
 
     Args:
         frames: tables of the hospitals.
         formula: the formula.
         spoil: function of the label of an exchange, a hospital and its reply.
+        rules: rules of each hospital.
         how: further arguments of both sides.
     """
     server, clients = RegressionServer(formula, list(frames), **how), {}
-    clients = clients_of(frames, formula, **how)
+    clients = clients_of(frames, formula, rules=rules, **how)
     while not server.is_agreed:
         requests, replies = server.configure_describe(), {}
         for name, request in requests.items():

@@ -25,7 +25,10 @@ SATELLITES: dict[str, tuple[str, ...]] = {
         *("models.conjugate", "models.two_stage"),
     ),
     "privacy": ("inference.privacy",),
-    "deployment": ("inference.transport", "flower", "models.regression.remote"),
+    "deployment": (
+        *("inference.transport", "flower", "models.regression.remote"),
+        *("models.regression.rule_checks", "models.regression.rehearsal"),
+    ),
     "conformal": ("inference.conformal",),
     "checks": ("inference.checks", "inference.reference"),
     "planning": ("inference.planning", "inference.relations", "inference.data_flow"),

@@ -32,6 +32,7 @@ from pyrofl.choices import Hierarchical
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.inference.transport.wire import (
     MOST_SHOWN,
     Flat,
@@ -49,8 +50,10 @@ from pyrofl.models.regression.formula import read_all
 from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.priors import Priors, code_of
 from pyrofl.models.regression.rows import ROSTER, MissingColumn
+from pyrofl.models.regression.rule_checks import check_design, checked_reports
 
 MAX_REPLY_CHARACTERS = 20_000_000  # characters of a reply
+DEFAULT_RULES = SiteRules()
 
 
 class RegressionServer:
@@ -274,6 +277,7 @@ class RegressionClient:
         center: whether the prior of the intercept is that at the mean of all columns.
         client: name of the column that identifies the client.
         namespace: name -> number, or list of numbers, that the formula may use.
+        rules: what messages about the rows may contain; None checks nothing.
     """
 
     @checked
@@ -289,9 +293,11 @@ class RegressionClient:
         client: str = "client",
         namespace: Mapping[str, Any] | None = None,
         method: Hierarchical = "auto",
+        rules: SiteRules | None = DEFAULT_RULES,
     ) -> None:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}
         more["method"] = method
+        self._rules = rules
         self._settings, self._tables = Settings(formula, family, link, priors, **more), tables
         self._texts = texts_of(self._settings)
         columns = {str(n) for frame in tables.frames.values() for n in frame.columns}
@@ -304,6 +310,7 @@ class RegressionClient:
         Raises:
             InvalidRequestError: if the request is not for these clients or of other settings, or
                 the tables lack a column.
+            BrokenRuleError: if a rule of the site forbids the study.
             ValueError: if cells are not valid for the regression, as in `pyrofl.regression`.
         """
         names = self._accepted(request)
@@ -317,6 +324,9 @@ class RegressionClient:
                         f"{needed.label!r} is lacking"
                     ) from None
                 reports = {name: needed.reports.get(name) for name in names}
+                if self._rules is not None:
+                    about = (self._settings, self._tables, read_json(request.get("results")))
+                    reports = checked_reports(self._rules, *about, needed.label, reports)
                 return {"names": names, "label": needed.label, "reports": _json(needed, reports)}
         raise InvalidRequestError("a request asks for nothing that is lacking")
 
@@ -325,6 +335,7 @@ class RegressionClient:
 
         Raises:
             InvalidRequestError: as `describe`, or if something is lacking.
+            BrokenRuleError: as `describe`.
         """
         self._accepted(request)
         with _here():
@@ -334,6 +345,8 @@ class RegressionClient:
                 raise InvalidRequestError(f"{needed.label!r} is lacking in the request") from None
             if not design.clients.frames:
                 raise InvalidRequestError("no row without missing values is left here")
+            if self._rules is not None:
+                check_design(self._rules, design, self._settings.link_name)
             method = make_method(self._settings, design, chosen, design.outline())
         return method, design.federation()
 

@@ -205,6 +205,11 @@ WAITING: tuple[CommandOption, ...] = (  # for sites
 CA = CommandOption(
     "--ca FILE", PATH, "Certificate of the authority that signed the server certificate."
 )
+RULES = CommandOption(
+    "--rules FILE.toml",
+    PATH,
+    "Rules that messages of a site must satisfy (default: those of pyrofl.SiteRules).",
+)
 FOLDER = CommandOption("folder DIR", PATH, "Project folder.")
 FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
     "new": ("write a project folder with example data", (FOLDER,)),
@@ -213,6 +218,7 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
         (
             FOLDER,
             CommandOption("--sites N", COUNT, "Number of sites to simulate: the first N files.", 3),
+            RULES,
             *WAITING,
         ),
     ),
@@ -244,6 +250,7 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
             CommandOption("--project DIR", PATH, "The site's copy of the project folder.", "."),
             CommandOption("--key FILE", PATH, "Private key of the site's node."),
             CA,
+            RULES,
             CommandOption("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
             CommandOption(
                 "--min-scored-rows N",
@@ -253,6 +260,15 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
             ),
             CommandOption("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
             CommandOption("--show", FLAG, "Print what would be sent, and exit.", False),
+        ),
+    ),
+    "rehearse": (
+        "attack a site's own messages in a study with a formula; nothing is sent",
+        (
+            FOLDER,
+            CommandOption("--data FILE.csv", REQUIRED, "Rows of the site."),
+            CommandOption("--name NAME", TEXT, "Name of the site.", "site"),
+            RULES,
         ),
     ),
     "predict": (
@@ -375,7 +391,7 @@ def parser() -> ArgumentParser:
     sites = add("flower", help="run a federation on separate machines (sites) with Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():
-        module = "predict" if name == "predict" else "commands"
+        module = name if name in ("predict", "rehearse") else "commands"
         describe(add(name, help=about), load(f"flower.{module}:{name}"), rows)
     return top
 

@@ -86,7 +86,7 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Any, context: Any) -> Any:
         node = {n: str(v) for n, v in context.node_config.items()}
-        site = {n: node.get(n, "") for n in ("name", "project", "data", "state")}
+        site = {n: node.get(n, "") for n in ("name", "project", "data", "state", "rules")}
         least = int(node.get("min-scored-rows", MIN_SCORED_ROWS))
         own = {**site, "rejoin": node.get("rejoin") == "yes", "min_scored_rows": least or None}
         answers = reply_or_refuse(own, from_record(message.content))

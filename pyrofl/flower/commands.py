@@ -35,9 +35,11 @@ from pyrofl.flower.processes import (
 from pyrofl.flower.project import Project
 from pyrofl.flower.registry import NODES_FILE
 from pyrofl.flower.rows import rows_of
+from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
 from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE
 from pyrofl.flower.tables import read_site_tables, regression_arguments
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.remote import RegressionServer
 
 LOG_FILE, FLOWER_FOLDER, SITES_FOLDER = "server.log", "flower", "sites"
@@ -72,7 +74,8 @@ def up(args: Namespace) -> None:
         raise ValueError(f"{message}; expected one for each of --sites {args.sites}")
     check(project, args.sites)
     for file in files[: args.sites]:
-        read(project, str(file), file.stem)
+        rows = read(project, str(file), file.stem)
+        checked_rules(args.rules, project, file.stem, rows)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with process_group(out / FLOWER_FOLDER) as group, ending(partial(kept, out)):
@@ -81,7 +84,7 @@ def up(args: Namespace) -> None:
         for file in files[: args.sites]:
             data, state = str(file.absolute()), str(out / SITES_FOLDER / file.stem)
             node = {"name": file.stem, "project": str(project.folder.absolute())}
-            node |= {"data": data, "state": state}
+            node |= {"data": data, "state": state} | rules_of(args.rules)
             start_node(group, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
         ended = run(args, group, project, out)
     finish(args, out, ended)
@@ -124,6 +127,20 @@ def read(project: Project, path: str, name: str) -> Federation | Tables:
     if project.formula:
         return read_site_tables(project, path, name)
     return rows_of(project, path, name)
+
+
+def checked_rules(
+    path: str | None, project: Project, name: str, rows: Federation | Tables
+) -> SiteRules:
+    """Return a site's rules; raise BrokenRuleError if they forbid the study before its reports."""
+    rules = SiteRules.read(path) if path else SiteRules()
+    check_rules(rules, project, name, rows if isinstance(rows, Federation) else None)
+    return rules
+
+
+def rules_of(path: str | None) -> dict[str, str]:
+    """Return the setting of a node for a file of rules."""
+    return {"rules": str(Path(path).absolute())} if path else {}
 
 
 def refuse_too_few(args: Namespace) -> None:
@@ -182,14 +199,15 @@ def join(args: Namespace) -> None:
     project = Project.read(args.project)
     safe = safe_node(args.server, args.key, args.ca)
     rows = read(project, args.data, args.name)
+    rules = checked_rules(args.rules, project, args.name, rows)
     state = Path(args.state).absolute()
     node = {"name": args.name, "project": str(Path(args.project).absolute())}
     node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
-    node |= {"rejoin": "yes"} if args.rejoin else {}
+    node |= ({"rejoin": "yes"} if args.rejoin else {}) | rules_of(args.rules)
     least = None if args.no_scores else args.min_scored_rows
     node |= {"min-scored-rows": str(least or 0)}  # 0: no scores
     words_of(node)  # refuses what Flower could not read
-    show(leaving(project, rows, least))
+    show(leaving(project, rows, least, rules))
     if args.show:
         return
     program("flower-supernode")

@@ -23,6 +23,7 @@ from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED
 from pyrofl.inference.posteriors.shared import corrected_shared
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import reporter
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat
 from pyrofl.inference.validation.validate import validate_method
@@ -33,7 +34,10 @@ CLIENT_ROWS = (2, 3)  # rows of each client; what leaves must not depend on how 
 
 
 def leaving(
-    project: Project, rows: Federation | Tables, min_scored_rows: int | None = MIN_SCORED_ROWS
+    project: Project,
+    rows: Federation | Tables,
+    min_scored_rows: int | None = MIN_SCORED_ROWS,
+    rules: SiteRules | None = None,
 ) -> str:
     """Return a table of all data that a site sends to the server, at joining and per round.
 
@@ -41,10 +45,14 @@ def leaving(
         project: the study.
         rows: of the site's clients; tables, if the study has a formula.
         min_scored_rows: smallest number of rows of a client whose scores are sent; None sends none.
+        rules: rules of the site; None checks nothing.
+
+    Raises:
+        BrokenRuleError: if a rule of the site forbids the study.
     """
     first = ""
     if isinstance(rows, Tables):
-        first, built, data = _described(project, rows)
+        first, built, data = _described(project, rows, rules)
         min_scored_rows = None
     else:
         data, built = rows, project.build(rows.clients, max(CLIENT_ROWS))
@@ -96,12 +104,14 @@ def leaving(
     return f"{head}in every round:\n{table}"
 
 
-def _described(project: Project, tables: Tables) -> tuple[str, dict[str, Scheduled], Federation]:
+def _described(
+    project: Project, tables: Tables, rules: SiteRules | None
+) -> tuple[str, dict[str, Scheduled], Federation]:
     """Return a list of what leaves before the rounds of a regression, its method and rows.
 
     The site's clients agree among themselves, on a trial; with others, there may be further levels.
     """
-    client, names = regression_client(project, tables), list(tables.frames)
+    client, names = regression_client(project, tables, rules), list(tables.frames)
     server = RegressionServer(project.formula, {"site": names}, **regression_arguments(project))
     lines = []
     while not server.is_agreed:

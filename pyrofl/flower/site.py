@@ -21,6 +21,7 @@ from pyrofl.files.own_files import PRIVATE, open_own, subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
+from pyrofl.flower.rules import check_rules
 from pyrofl.flower.tables import read_site_tables, regression_client
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
@@ -28,6 +29,7 @@ from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.records import Records
+from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.inference.transport.wire import (
     Flat,
     InvalidRequestError,
@@ -95,13 +97,18 @@ class Site:
         state: str | Path,
         rejoin: bool = False,
         min_scored_rows: int | None = MIN_SCORED_ROWS,
+        rules: str = "",
     ) -> None:
-        """Read the site's rows and build the methods of the study."""
+        """Read the site's rows and its rules, and build the methods of the study.
+
+        `rules` is the file of the site's rules; "" is the default rules.
+        """
         self.name, self.project, self.rejoin = name, project, rejoin
+        self.rules = SiteRules.read(rules) if rules else SiteRules()
         self.min_scored_rows = min_scored_rows
         if project.formula:
             frames = read_site_tables(project, data, name)
-            self.regression = regression_client(project, frames)
+            self.regression = regression_client(project, frames, self.rules)
             sizes = {name: len(frame) for name, frame in frames.frames.items()}
         else:
             self.data = rows_of(project, data, name)
@@ -132,6 +139,8 @@ class Site:
         """Reply to a server message: run the requested evaluations, then the training."""
         if GREETING in records:
             return {GREETING: self.reply_to_greeting(records[GREETING])}
+        data = None if self.project.formula else self.data
+        check_rules(self.rules, self.project, self.name, data)
         answers: Records = {}
         for what in sorted(records):  # "ask/..." before "order/..."
             kind, *of = what.split("/")
@@ -233,9 +242,9 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
 
     `site` holds the arguments of `Site`, with the project's folder.
 
-    The server receives only the kind of an error, as its text may hold a value of a row; the log at
-    the site has the text. Names, numbers or versions that do not fit are sent in full, as is a
-    program that does not suit the rows of a client.
+    The server receives only the kind of an error, as its text may hold a value of a row, and the
+    name of a broken rule; the log at the site has the text. Names, numbers or versions that do not
+    fit are sent in full, as is a program that does not suit the rows of a client.
     """
     state = Path(site["state"])
     state.mkdir(parents=True, exist_ok=True)
@@ -269,6 +278,9 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
     except (InvalidRequestError, ClientError) as error:
         log.info("refused: %s", plain(error, MAX_ERROR_CHARACTERS))
         return {REFUSAL: {"site": str(site["name"]), "why": str(error)}}
+    except BrokenRuleError as error:
+        log.info("refused: %s", error)
+        return {REFUSAL: {"site": str(site["name"]), "why": error.for_server}}
     except Exception as error:
         log.error("%s", traceback.format_exc())
         why = f"{type(error).__name__}; see its log, {LOG_FILE}"

@@ -8,6 +8,7 @@ from pyrofl.data.frames import Tables
 from pyrofl.data.tables.table_files import read_file
 from pyrofl.experiments.regressions import frame_of, read_priors, with_levels
 from pyrofl.flower.project import Project
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.remote import RegressionClient
 
 
@@ -37,6 +38,8 @@ def regression_arguments(project: Project) -> dict[str, Any]:
     }
 
 
-def regression_client(project: Project, tables: Tables) -> RegressionClient:
-    """Return the client side of a study's regression."""
-    return RegressionClient(project.formula, tables, **regression_arguments(project))
+def regression_client(
+    project: Project, tables: Tables, rules: SiteRules | None
+) -> RegressionClient:
+    """Return the client side of a study's regression, which has the rules of the site."""
+    return RegressionClient(project.formula, tables, rules=rules, **regression_arguments(project))

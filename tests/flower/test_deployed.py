@@ -88,6 +88,7 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     """Server and nodes build likelihood factors from no row; clients have 1 to 90 rows."""
     project, out = hospitals.hierarchical(tmp_path / "p", name, rounds=20), tmp_path / "out"
     words = command("up", str(project.folder), "--sites", "3", "--out", str(out))
+    words += ["--rules", hospitals.lenient(tmp_path / "states")]
     run = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert not called(tmp_path)
@@ -114,6 +115,7 @@ def test_a_regression_by_formula_has_the_estimates_of_one_process(tmp_path):
     formula, how = LOGISTIC
     project = study(tmp_path / "p", formula, rounds=4, question="Who dies?", **how)
     words = command("up", str(project.folder), "--sites", "3", "--out", str(tmp_path / "out"))
+    words += ["--rules", hospitals.lenient(tmp_path / "states")]
     run = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert not called(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -9,17 +10,20 @@ import arviz
 import numpy as np
 import pandas as pd
 import pytest
-from hospitals import Wire
+import site_studies
+from hospitals import Wire, lenient
 from messy_hospitals import LINEAR, LOGISTIC, hospitals, study
 
 pytest.importorskip("formulae")
 
 import pyrofl
 from pyrofl import federations
+from pyrofl.cli.parser import main
 from pyrofl.experiments.console import Stopped
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.tables import read_site_tables
+from pyrofl.flower.template import new
 from pyrofl.inference import hmc
 
 SOON = ServerSettings(3, 3, 0.0)
@@ -32,11 +36,12 @@ def short(monkeypatch):
         monkeypatch.setattr(hmc, name, value)
 
 
-def wire(project, states, names=("bern", "basel", "chur"), **options):
+def wire(project, states, names=("bern", "basel", "chur"), lenient_rules=True, **options):
     """Return the sites of a project, in this process."""
-    sites = {}
+    sites, rules = {}, lenient(states) if lenient_rules else ""
     for node, name in enumerate(names, 10):
         site = {"name": name, "project": str(project.folder), "state": str(states / name)}
+        site |= {"rules": rules}
         sites[node] = site | {"data": str(project.folder / f"sites/{name}.csv")}
     return Wire(sites, **options)
 
@@ -164,3 +169,80 @@ def test_what_leaves_is_told_before_anything_leaves(tmp_path):
     assert "scores: none" in told
     assert "up/" in told
     assert "note" not in told
+
+
+def test_a_site_whose_rules_forbid_the_study_says_why_and_the_server_learns_the_rule(tmp_path):
+    frames = site_studies.hospitals()
+    frames["basel"].loc[:1, "arm"] = "z"
+    project = study(tmp_path / "p", "score ~ age + arm", frames)
+    transport = wire(project, tmp_path / "states", lenient_rules=False)
+    with pytest.raises(
+        ValueError, match=r"^basel: the rules of this site forbid the study \(min-level-rows\)$"
+    ):
+        finished(project, tmp_path, transport)
+    expected = "column arm has levels of fewer rows (z); expected at least 3 rows each: join "
+    assert f"refused: basel: rule min-level-rows: {expected}" in log_of(tmp_path, "basel")
+    assert "refused" not in log_of(tmp_path, "bern")
+    left = [answer for node, _, answer in transport.messages if node == 11]
+    assert not any(label.startswith("described") for answer in left for label in answer)
+
+
+def log_of(tmp_path, name):
+    return (tmp_path / f"states/{name}/site.log").read_text()
+
+
+def test_a_harmless_study_runs_with_the_default_rules(tmp_path):
+    formula = "score ~ age + arm + (1 | client)"
+    project = study(tmp_path / "p", formula, site_studies.hospitals(), rounds=2)
+    transport = wire(project, tmp_path / "states", lenient_rules=False)
+    store, _ = finished(project, tmp_path, transport)
+    assert "b[arm[b]]" in store.table()
+
+
+def test_too_many_rounds_are_refused(tmp_path):
+    project = study(tmp_path / "p", "score ~ age", site_studies.hospitals(), rounds=101)
+    transport = wire(project, tmp_path / "states", lenient_rules=False)
+    with pytest.raises(ValueError, match=r"the rules of this site forbid the study \(max-rounds\)"):
+        finished(project, tmp_path, transport)
+
+
+def test_rules_are_checked_before_a_site_joins(tmp_path, capsys):
+    project = study(tmp_path / "p", LINEAR[0])
+    words = ["flower", "join", "127.0.0.1:1", "--name", "chur", "--project", str(project.folder)]
+    words += [
+        "--data",
+        str(tmp_path / "p/sites/chur.csv"),
+        "--state",
+        str(tmp_path / "s"),
+        "--show",
+    ]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "chur: rule min-rows: 3 rows are complete; expected at least 5: join this" in error
+    assert main([*words, "--rules", lenient(tmp_path)]) == 0
+    assert "means and spreads" in capsys.readouterr().out
+
+
+def test_a_rehearsal_prints_the_rule_and_the_rows_that_messages_reveal(tmp_path, capsys):
+    frames = site_studies.hospitals()
+    frames["bern"].loc[6, "arm"] = "z"
+    project = study(tmp_path / "p", "score ~ age + arm", frames)
+    words = ["flower", "rehearse", str(project.folder), "--name", "bern", "--data"]
+    assert main([*words, str(tmp_path / "p/sites/bern.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "the rules forbid this study: bern: rule min-level-rows: column arm has" in said
+    assert "recovered from the messages: 1 of 60 rows" in said
+    row = frames["bern"].iloc[6]
+    assert re.search(
+        rf"bern +7 +sums of arm\[z\].*age {row['age']:g},.* score {row['score']:g}", said
+    )
+    assert main([*words, str(tmp_path / "p/sites/chur.csv")]) == 0
+    said = capsys.readouterr().out
+    assert said == "the rules permit this study\nrecovered from the messages: 0 of 45 rows\n"
+
+
+def test_a_rehearsal_needs_a_formula(tmp_path, capsys):
+    new(tmp_path / "p")
+    data = str(tmp_path / "p/sites/hospital_1.csv")
+    assert main(["flower", "rehearse", str(tmp_path / "p"), "--data", data]) == 2
+    assert "p has no formula; expected a study with one" in capsys.readouterr().err
