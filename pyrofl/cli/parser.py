@@ -15,6 +15,7 @@ import pyrofl
 from pyrofl.arguments import RENAMED, check_name
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.cli.rows import (
+    CHECK_OPTIONS,
     CONFIG_OPTION,
     CONFORMAL_OPTIONS,
     COURSE_OPTIONS,
@@ -69,6 +70,8 @@ EXAMPLES = {
     "conformal": "pyrofl conformal runs/fedavg-0 --alpha 0.1",
     "regress": "pyrofl regress 'died ~ age + (1 | client)' --data csv:wards --family bernoulli\n"
     "pyrofl regress 'y ~ x + (x | ward)' --data csv:y.csv --client-column ward --out y",
+    "check": "pyrofl check wards --formula 'died ~ age + (1 | client)' --family bernoulli\n"
+    "pyrofl check bern.csv chur.csv --columns age,sex --na unknown,-999",
     "benefit": "pyrofl benefit results",
     "report": "pyrofl report results",
     "course": "pyrofl course course_2027",
@@ -172,6 +175,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[CommandOption,
         "fit a Bayesian multilevel regression from a formula",
         load("cli.commands.regress:regress"),
         REGRESS_OPTIONS,
+    ),
+    "check": (
+        "list all problems of the clients' files before a study",
+        load("cli.commands.check:check"),
+        CHECK_OPTIONS,
     ),
     "benefit": (
         "estimate the benefit of federation for each client",

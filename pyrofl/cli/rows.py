@@ -66,6 +66,26 @@ PREDICT_OPTIONS: tuple[CommandOption, ...] = (
     ),
     CommandOption("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
+CHECK_OPTIONS: tuple[CommandOption, ...] = (
+    CommandOption(
+        "files PATH", PATH | {"nargs": "+"}, "CSV file of each client, or a folder of them."
+    ),
+    CommandOption("--formula F", TEXT, "Formula of the study, of whose columns files are checked."),
+    CommandOption("--family NAME", TEXT, "Family of the responses.", "gaussian"),
+    CommandOption(
+        "--columns COLUMN,...", TEXT, "Columns to check (default: those that most files have)."
+    ),
+    CommandOption(
+        "--separator MARK",
+        {"choices": (",", ";", "|", "tab")},
+        "Mark between cells (default: guessed for each file).",
+    ),
+    CommandOption("--encoding NAME", TEXT, "Encoding of the text (default: guessed)."),
+    CommandOption(
+        "--decimal MARK", {"choices": (".", ",")}, "Mark before decimals (default: guessed)."
+    ),
+    CommandOption("--na WORD,...", TEXT, "Further words that stand for missing values."),
+)
 CONFORMAL_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption("folder DIR", PATH, "Output directory of pyrofl run."),
     CommandOption(

@@ -1,0 +1,330 @@
+"""Check of CSV files before a study: all problems of all files, each with its cure.
+
+Files are read in whatever format they have; what `pyrofl` itself would refuse is a problem.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pyrofl.arguments import composed
+from pyrofl.data.tables.column_summary import summarize_values
+from pyrofl.data.tables.columns import DECIMAL_COMMA, Column, column_of, is_missing
+from pyrofl.data.tables.data_quality import (
+    FORMS,
+    code_warning,
+    key_of,
+    of_numbers,
+    spellings,
+)
+from pyrofl.data.tables.row_checks import frame_warnings
+from pyrofl.data.tables.units import unit_warning
+from pyrofl.data.tables.wording import listed, number_of
+
+SEPARATORS = (",", ";", "\t", "|")
+BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+ALL_FILES = "all files"
+SIMILAR = 0.8  # ratio of equal letters of two names, from which one may be meant for the other
+MAX_LEVELS = 40  # levels of a column whose spellings are compared
+MIN_NUMBERS = 0.5  # part of the cells of a column of numbers that are numbers in most files
+SAMPLE = 200  # lines on which a format is guessed
+
+
+class FileFormat(NamedTuple):
+    """Format of a CSV file."""
+
+    separator: str
+    encoding: str
+    decimal: str
+
+    def __str__(self) -> str:
+        """Return the format in words."""
+        return (
+            f"separator {self.separator!r}, encoding {self.encoding}, decimal mark {self.decimal!r}"
+        )
+
+
+class Problem(NamedTuple):
+    """Problem of a column of a file; column "" is of the file, and `ALL_FILES` of several."""
+
+    file: str
+    column: str
+    text: str
+    cure: str
+
+
+@dataclass(frozen=True)
+class FilesReport:
+    """Result of a check of files.
+
+    Attributes:
+        guesses: file by file, numbers of rows and format.
+        problems: all problems, by file.
+    """
+
+    guesses: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def check_files(
+    paths: Sequence[str],
+    needed: Sequence[str] = (),
+    *,
+    separator: str = "",
+    encoding: str = "",
+    decimal: str = "",
+    na: Sequence[str] = (),
+) -> FilesReport:
+    """Check the columns of CSV files, one for each client.
+
+    Args:
+        paths: the files.
+        needed: columns that a study uses; () is all columns that most files have.
+        separator: mark between cells; "" is guessed, and so are the next two.
+        encoding: encoding of the text.
+        decimal: mark before decimals.
+        na: words that stand for missing values, besides empty cells, "NA" and so on.
+    """
+    files: dict[str, dict[str, Column]] = {}
+    formats: dict[str, str] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        name = Path(path).name
+        try:
+            form = guess_format(path, separator=separator, encoding=encoding, decimal=decimal)
+            files[name] = _read(path, form, na, problems)
+        except OSError as error:
+            problems.append(Problem(name, "", f"{path} cannot be read: {error.strerror}", ""))
+            continue
+        except (UnicodeError, csv.Error) as error:
+            problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
+            continue
+        formats[name] = str(form)
+        if form.separator != "," or form.decimal != "." or not _is_utf8(form.encoding):
+            cure = "save it as CSV UTF-8, with commas between cells and decimal points"
+            problems.append(Problem(name, "", f"has {form}", cure))
+    needed = tuple(needed) or _usual_columns(files)
+    used = {name: _matched(name, table, needed, problems) for name, table in files.items()}
+    for column in needed:
+        parts = {name: table[column] for name, table in used.items() if column in table}
+        problems += _of_column(column, parts)
+    if len(frames := _frames(files)) > 0:
+        problems += [Problem(ALL_FILES, "", *_split(text)) for text in frame_warnings(frames)]
+    guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
+    order = [Path(path).name for path in paths]
+    problems.sort(key=lambda one: order.index(one.file) if one.file in order else len(order))
+    return FilesReport(tuple(guesses), tuple(problems))
+
+
+def guess_format(
+    path: str, *, separator: str = "", encoding: str = "", decimal: str = ""
+) -> FileFormat:
+    """Return the format of a CSV file, as far as it is not given.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(1_000_000)
+    encoding = encoding or _encoding(start)
+    lines = start.decode(encoding, errors="replace").splitlines()[:SAMPLE]
+    if not separator:
+        counts = {mark: _columns_of(lines, mark) for mark in SEPARATORS}
+        separator = max(SEPARATORS, key=lambda mark: counts[mark])
+    if not decimal:
+        cells = [cell.strip(' "') for line in lines for cell in line.split(separator)]
+        commas = sum(bool(DECIMAL_COMMA.fullmatch(cell)) for cell in cells)
+        points = sum(bool(re.fullmatch(r"[-+]?\d+\.\d+", cell)) for cell in cells)
+        decimal = "," if separator != "," and commas > points else "."
+    return FileFormat(separator, encoding, decimal)
+
+
+def _encoding(start: bytes) -> str:
+    """Return the encoding of a file that starts with these bytes."""
+    for mark, name in BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            return name
+    try:
+        start[: len(start) - 4 if len(start) == 1_000_000 else None].decode("utf-8")
+    except UnicodeDecodeError:
+        return "cp1252"
+    return "utf-8"
+
+
+def _is_utf8(encoding: str) -> bool:
+    return encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig", "ascii")
+
+
+def _columns_of(lines: Sequence[str], mark: str) -> int:
+    """Return the number of cells of most lines, if it is that of the header; else 1."""
+    counts = [len(cells) for cells in csv.reader(lines, delimiter=mark) if cells]
+    if not counts:
+        return 1
+    same = sum(count == counts[0] for count in counts)
+    return counts[0] if 2 * same > len(counts) else 1
+
+
+def _read(
+    path: str, form: FileFormat, na: Sequence[str], problems: list[Problem]
+) -> dict[str, Column]:
+    """Return the columns of a file, and add problems of its lines and header."""
+    name, rows, places = Path(path).name, list[list[str]](), list[str]()
+    with open(path, newline="", encoding=form.encoding) as file:
+        reader = csv.reader(file, delimiter=form.separator, skipinitialspace=True)
+        header = [composed(cell.strip()) for cell in next(reader, [])]
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(header):
+                text = f"line {reader.line_num} has {len(cells)} cells, and the header"
+                cure = "correct the line; cells with a separator need quotes"
+                problems.append(Problem(name, "", f"{text} {len(header)}", cure))
+                continue
+            rows.append([cell.strip() for cell in cells])
+            places.append(f"line {reader.line_num}")
+    if not rows:
+        problems.append(Problem(name, "", "has no row", "leave it out"))
+    table: dict[str, Column] = {}
+    at = np.array(places, dtype=object)
+    for place, column in enumerate(header):
+        if column in table:
+            problems.append(Problem(name, column, "is there twice", "rename one of them"))
+            continue
+        words = [_word(row[place], form.decimal, na) for row in rows]
+        table[column] = column_of(name, column, words, at)
+    return table
+
+
+def _word(cell: str, decimal: str, na: Sequence[str]) -> str:
+    """Return a cell with a decimal point, and empty if it stands for a missing value."""
+    if cell in na:
+        return ""
+    is_number = decimal != "." and re.fullmatch(rf"[-+]?\d*{re.escape(decimal)}\d+", cell)
+    return cell.replace(decimal, ".") if is_number else cell
+
+
+def _usual_columns(files: Mapping[str, Mapping[str, Column]]) -> tuple[str, ...]:
+    """Return the columns that most files have."""
+    counts = Counter(name for table in files.values() for name in table)
+    return tuple(name for name, count in counts.items() if 2 * count > len(files))
+
+
+def _matched(
+    file: str, table: dict[str, Column], needed: Sequence[str], problems: list[Problem]
+) -> dict[str, Column]:
+    """Return the needed columns, also those of a similar name, and add problems of names."""
+    columns = {name: table[name] for name in needed if name in table}
+    others = {key_of(name): name for name in table if name not in needed}
+    for name in needed:
+        if name in table:
+            continue
+        near = get_close_matches(key_of(name), others, 1, SIMILAR)
+        if not near:
+            cure = "add it, or leave it out of the study"
+            problems.append(Problem(file, name, "is missing", cure))
+            continue
+        other = others.pop(near[0])
+        problems.append(Problem(file, name, f"is called {other!r}", f"rename it {name}"))
+        columns[name] = replace(table[other], name=name)
+    return columns
+
+
+def _of_column(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
+    """Yield the problems of a column in all files."""
+    filled = {file: column for file, column in parts.items() if not column.gaps.all()}
+    for file in parts.keys() - filled.keys():
+        if len(parts[file].words):
+            cure = "fill it, or leave it out of the study"
+            yield Problem(file, name, "has no value", cure)
+    numeric = sum(column.is_numeric for column in filled.values())
+    if not filled:
+        return
+    if 2 * numeric >= len(filled) and numeric:
+        yield from _of_numbers(name, filled)
+    else:
+        yield from _of_levels(name, filled)
+
+
+def _of_numbers(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
+    """Yield the problems of a column that holds numbers in most files."""
+    for file, column in parts.items():
+        if column.odd.any():
+            yield _of_texts(file, column)
+        values = column.numbers[~np.isnan(column.numbers)]
+        if text := code_warning(name, [values]) if len(values) else "":
+            cure = "leave these cells empty if they are missing values"
+            yield Problem(file, name, _without_column(text, name).partition(";")[0], cure)
+        elif len(values) and (text := of_numbers(column)):
+            yield Problem(file, name, *_split(_without_column(text, name)))
+    sums = {file: summarize_values(column.numbers) for file, column in parts.items()}
+    if text := unit_warning(name, sums):
+        yield Problem(ALL_FILES, name, *_split(_without_column(text, name)))
+
+
+def _of_texts(file: str, column: Column) -> Problem:
+    """Return the problem of texts among numbers."""
+    words, places = column.words[column.odd].tolist(), column.places[column.odd].tolist()
+    if all(FORMS["dates"].fullmatch(word) for word in words):
+        cure = "write numbers, such as days since a date"
+        return Problem(file, column.name, f"has dates such as {words[0]!r}", cure)
+    cells = [f"{word!r} in {place}" for word, place in zip(words, places, strict=True)]
+    rest = int((~np.isnan(column.numbers)).sum())
+    text = f"has {listed(cells, 3)}, and {number_of(rest, 'number')}"
+    if all(DECIMAL_COMMA.fullmatch(word) for word in words):
+        return Problem(file, column.name, text, "write a full stop before decimals")
+    return Problem(file, column.name, text, "write numbers, or name these texts by --na")
+
+
+def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
+    """Yield the problems of a column of categories: spellings of one word."""
+    counts = {
+        file: Counter(word for word in column.words.tolist() if not is_missing(word))
+        for file, column in parts.items()
+    }
+    owners = Counter(word for each in counts.values() for word in each)
+    if len(owners) > MAX_LEVELS:
+        return
+    total = sum(counts.values(), Counter())
+    for group in spellings(owners):
+        usual = max(group, key=lambda word: (owners[word], total[word]))
+        for file, each in counts.items():
+            for word in group:
+                if word != usual and each[word]:
+                    text = f"has {word!r} in {number_of(each[word], 'row')}, elsewhere {usual!r}"
+                    yield Problem(file, name, text, f"write {usual!r}")
+
+
+def _without_column(text: str, name: str) -> str:
+    """Return a warning without the name of its column."""
+    return text.removeprefix(f"column {name}").removeprefix(":").strip()
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return a warning and its cure."""
+    problem, _, cure = text.rpartition("; ")
+    return (problem, cure.removeprefix("expected ")) if problem else (text, "")
+
+
+def _frames(files: Mapping[str, Mapping[str, Column]]) -> dict[str, object]:
+    """Return the cells of the files as data frames of text."""
+    from pandas import DataFrame
+
+    tables = {name: DataFrame({n: c.words for n, c in t.items()}) for name, t in files.items()}
+    return {name: frame for name, frame in tables.items() if len(frame)}
+
+
+def _size(table: Mapping[str, Column]) -> str:
+    """Return the number of rows of the needed columns, and of those without missing values."""
+    if not table:
+        return "no column of the study"
+    gaps = np.any([column.gaps for column in table.values()], axis=0)
+    return f"{number_of(len(gaps), 'row')}, {int((~gaps).sum()):,} complete"
