@@ -20,6 +20,7 @@ from pyrofl.cli.rows import (
     CONFORMAL_OPTIONS,
     COURSE_OPTIONS,
     DATA_OPTION_NAMES,
+    DESCRIBE_OPTIONS,
     FIGURE_FILE_OPTION,
     LIST_SECTION_ARGUMENT,
     METHOD_ARGUMENT,
@@ -72,6 +73,7 @@ EXAMPLES = {
     "pyrofl regress 'y ~ x + (x | ward)' --data csv:y.csv --client-column ward --out y",
     "check": "pyrofl check wards --formula 'died ~ age + (1 | client)' --family bernoulli\n"
     "pyrofl check bern.csv chur.csv --columns age,sex --na unknown,-999",
+    "describe": "pyrofl describe wards --columns age,sex",
     "benefit": "pyrofl benefit results",
     "report": "pyrofl report results",
     "course": "pyrofl course course_2027",
@@ -180,6 +182,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[CommandOption,
         "list all problems of the clients' files before a study",
         load("cli.commands.check:check"),
         CHECK_OPTIONS,
+    ),
+    "describe": (
+        "describe the clients' tables by sums and counts",
+        load("cli.commands.describe:describe"),
+        DESCRIBE_OPTIONS,
     ),
     "benefit": (
         "estimate the benefit of federation for each client",

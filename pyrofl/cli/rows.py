@@ -86,6 +86,15 @@ CHECK_OPTIONS: tuple[CommandOption, ...] = (
     ),
     CommandOption("--na WORD,...", TEXT, "Further words that stand for missing values."),
 )
+DESCRIBE_OPTIONS: tuple[CommandOption, ...] = (
+    CommandOption(
+        "path PATH", PATH, "Folder with a CSV file of each client, or files with commas."
+    ),
+    CommandOption(
+        "--columns COLUMN,...", TEXT, "Columns to describe (default: those that most files have)."
+    ),
+    CommandOption("--min-count N", COUNT, "Smallest number of rows of a count that is shown.", 3),
+)
 CONFORMAL_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption("folder DIR", PATH, "Output directory of pyrofl run."),
     CommandOption(

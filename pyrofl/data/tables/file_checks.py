@@ -112,7 +112,7 @@ def check_files(
         if form.separator != "," or form.decimal != "." or not _is_utf8(form.encoding):
             cure = "save it as CSV UTF-8, with commas between cells and decimal points"
             problems.append(Problem(name, "", f"has {form}", cure))
-    needed = tuple(needed) or _usual_columns(files)
+    needed = tuple(needed) or usual_columns(files)
     used = {name: _matched(name, table, needed, problems) for name, table in files.items()}
     for column in needed:
         parts = {name: table[column] for name, table in used.items() if column in table}
@@ -212,7 +212,7 @@ def _word(cell: str, decimal: str, na: Sequence[str]) -> str:
     return cell.replace(decimal, ".") if is_number else cell
 
 
-def _usual_columns(files: Mapping[str, Mapping[str, Column]]) -> tuple[str, ...]:
+def usual_columns(files: Mapping[str, Mapping[str, Column]]) -> tuple[str, ...]:
     """Return the columns that most files have."""
     counts = Counter(name for table in files.values() for name in table)
     return tuple(name for name, count in counts.items() if 2 * count > len(files))

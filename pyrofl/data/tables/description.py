@@ -1,0 +1,219 @@
+"""Description of the clients' tables by sums and counts: Table 1 by client and of all rows.
+
+A client reports counts, means and sums of squares; then, for quantiles, how many of its numbers are
+at most some bounds of a common grid, with at least `min_count` rows between two bounds; and counts
+of levels. Counts below `min_count` are suppressed, and so is the next smallest if it would follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, inf, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyrofl.data.tables.column_summary import ColumnMoments
+from pyrofl.data.tables.columns import Column
+
+ALL_CLIENTS = "all"
+RARE_LEVELS = "rare levels"
+QUANTILES = {"25 %": 0.25, "median": 0.5, "75 %": 0.75}
+BOUNDS_PER_SD, GRID_SDS = 20, 6  # of the grid: bounds in a standard deviation, and its half-width
+
+Numbers = NDArray[np.float64]
+BoundCounts = tuple[tuple[int, int], ...]
+"""Places of bounds in the grid, and numbers of values up to them, in order."""
+
+
+class Entry(NamedTuple):
+    """Number of a description; None is suppressed, and `error` is the largest possible error."""
+
+    column: str
+    statistic: str
+    client: str
+    value: float | None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class NumbersReport:
+    """What a client reports on a column of numbers; its moments are None for too few rows."""
+
+    missing: int
+    moments: ColumnMoments | None
+
+
+@dataclass(frozen=True)
+class LevelsReport:
+    """What a client reports on categories: counts of levels that are not suppressed."""
+
+    missing: int
+    counts: Mapping[str, int]
+    rare: bool  # whether some levels are suppressed
+
+
+def describe_tables(
+    tables: Mapping[str, Mapping[str, Column]], columns: Sequence[str], min_count: int = 3
+) -> tuple[Entry, ...]:
+    """Return the description of columns by client and of all rows, from the clients' reports.
+
+    Args:
+        tables: client -> its columns.
+        columns: columns to describe, which all clients have.
+        min_count: smallest number of rows of a reported count.
+    """
+    entries: list[Entry] = []
+    for name in columns:
+        parts = {client: table[name] for client, table in tables.items()}
+        numeric = [column.is_numeric for column in parts.values() if not column.gaps.all()]
+        if numeric and all(numeric):
+            entries += _of_numbers(name, parts, min_count)
+        else:
+            reports = {c: levels_report(column, min_count) for c, column in parts.items()}
+            entries += _of_levels(name, reports)
+    return tuple(entries)
+
+
+def numbers_report(column: Column, min_count: int) -> NumbersReport:
+    """Return a client's report on a column of numbers."""
+    values = column.numbers[~np.isnan(column.numbers)]
+    moments = ColumnMoments.of(values) if len(values) >= min_count else None
+    return NumbersReport(len(column.words) - len(values), moments)
+
+
+def bound_counts(values: Numbers, grid: Numbers, min_count: int) -> BoundCounts:
+    """Return how many values are at most some bounds, between which are at least `min_count`."""
+    counts = np.searchsorted(np.sort(values), grid, side="right")
+    result, last = list[tuple[int, int]](), 0
+    for place, count in enumerate(counts.tolist()):
+        if count - last >= min_count and (len(values) - count >= min_count or count == len(values)):
+            result.append((place, count))
+            last = count
+    return tuple(result)
+
+
+def levels_report(column: Column, min_count: int) -> LevelsReport:
+    """Return a client's report on a column of categories."""
+    counts = Counter(column.words[~column.gaps].tolist())
+    rare = {level for level, count in counts.items() if count < min_count}
+    hidden = sum(counts[level] for level in rare)
+    left = sorted(counts.keys() - rare, key=lambda level: (counts[level], level))
+    if rare and hidden < min_count and left:  # else it follows from the total
+        rare.add(left[0])
+    shown = {level: count for level, count in counts.items() if level not in rare}
+    return LevelsReport(int(column.gaps.sum()), shown, bool(rare))
+
+
+def _of_numbers(name: str, parts: Mapping[str, Column], min_count: int) -> list[Entry]:
+    """Return the description of a column of numbers, by two exchanges with the clients."""
+    reports = {client: numbers_report(column, min_count) for client, column in parts.items()}
+    moments = {c: one.moments for c, one in reports.items() if one.moments is not None}
+    pooled = sum(moments.values(), ColumnMoments())
+    every = {**moments, ALL_CLIENTS: pooled} if moments else {}
+    entries = _with_total(name, "missing", {c: one.missing for c, one in reports.items()})
+    for client in [*reports, ALL_CLIENTS]:
+        own = every.get(client)
+        sd = None if own is None or own.count < 2 else sqrt(own.squares / (own.count - 1))
+        entries.append(Entry(name, "n", client, None if own is None else own.count))
+        entries.append(Entry(name, "mean", client, None if own is None else own.mean))
+        entries.append(Entry(name, "sd", client, sd))
+    if not moments:
+        return entries
+    grid = _grid(pooled)
+    counts = {}
+    for client in moments:
+        values = parts[client].numbers
+        counts[client] = bound_counts(values[~np.isnan(values)], grid, min_count)
+    for statistic, part in QUANTILES.items():
+        for client in reports:
+            own_counts = {client: counts[client]} if client in counts else {}
+            entries.append(_quantile(name, statistic, part, client, own_counts, every, grid))
+        entries.append(_quantile(name, statistic, part, ALL_CLIENTS, counts, every, grid))
+    return entries
+
+
+def _grid(moments: ColumnMoments) -> Numbers:
+    """Return the bounds of a common grid, by the mean and sd of all rows."""
+    step = sqrt(moments.squares / max(moments.count - 1, 1)) / BOUNDS_PER_SD
+    half = GRID_SDS * BOUNDS_PER_SD
+    places = np.arange(-half, half + 1) if step else np.array([-1.0, 0.0])
+    grid: Numbers = moments.mean + places * (step or max(abs(moments.mean), 1.0) * 1e-9)
+    return grid
+
+
+def _quantile(
+    name: str,
+    statistic: str,
+    part: float,
+    client: str,
+    counts: Mapping[str, BoundCounts],
+    moments: Mapping[str, ColumnMoments],
+    grid: Numbers,
+) -> Entry:
+    """Return the middle of the interval that holds a quantile, as of pandas, and its half-width.
+
+    The value of rank k, from 0, is above a bound if at most k values can be at most the bound, and
+    at most the bound if at least k + 1 values are.
+    """
+    if client in moments and not moments[client].squares:
+        return Entry(name, statistic, client, moments[client].mean)
+    total = sum(moments[one].count for one in counts)
+    low, high = np.zeros(len(grid)), np.zeros(len(grid))
+    for one, pairs in counts.items():
+        at = np.array([place for place, _ in pairs], dtype=int)
+        up_to = np.array([0, *(count for _, count in pairs), moments[one].count])
+        low += up_to[np.searchsorted(at, np.arange(len(grid)), side="right")]
+        high += up_to[1:][np.searchsorted(at, np.arange(len(grid)), side="left")]
+    rank = part * (total - 1)
+    above = np.flatnonzero(high <= floor(rank))
+    below = np.flatnonzero(low >= ceil(rank) + 1)
+    if not total or not len(above) or not len(below):
+        return Entry(name, statistic, client, None, inf)
+    ends = grid[above[-1]], grid[below[0]]
+    return Entry(name, statistic, client, float(sum(ends) / 2), float(ends[1] - ends[0]) / 2)
+
+
+def _of_levels(name: str, reports: Mapping[str, LevelsReport]) -> list[Entry]:
+    """Return the description of a column of categories."""
+    entries = _with_total(name, "missing", {c: one.missing for c, one in reports.items()})
+    levels = sorted({level for one in reports.values() for level in one.counts})
+    for level in levels:
+        counts: dict[str, float | None] = {
+            client: None if one.rare and level not in one.counts else one.counts.get(level, 0)
+            for client, one in reports.items()
+        }
+        entries += _with_total(name, level, counts)
+    if any(one.rare for one in reports.values()):
+        rest = {c: None if one.rare else 0.0 for c, one in reports.items()}
+        entries += _with_total(name, RARE_LEVELS, rest)
+    return entries
+
+
+def _with_total(name: str, level: str, counts: Mapping[str, float | None]) -> list[Entry]:
+    """Return the counts of a level by client and their sum, which is None if one is suppressed."""
+    values = [count for count in counts.values() if count is not None]
+    total = sum(values) if len(values) == len(counts) else None
+    return [Entry(name, level, c, n) for c, n in [*counts.items(), (ALL_CLIENTS, total)]]
+
+
+def table_rows(entries: Sequence[Entry], clients: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return a row for each column and statistic, with a cell for each client and for all."""
+    cells = {(one.column, one.statistic, one.client): one for one in entries}
+    pairs = dict.fromkeys((one.column, one.statistic) for one in entries)
+    return [
+        (*pair, *(_cell(cells.get((*pair, client))) for client in (*clients, ALL_CLIENTS)))
+        for pair in pairs
+    ]
+
+
+def _cell(entry: Entry | None) -> str:
+    """Return a number, with its possible error, or a dash if it is suppressed."""
+    if entry is None or entry.value is None:
+        return "-"
+    if not entry.error:
+        return f"{entry.value:.4g}"
+    return f"{entry.value:.4g} ± {entry.error:.1g}"
