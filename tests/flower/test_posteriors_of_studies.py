@@ -218,7 +218,7 @@ def test_stored_draws_have_all_diagnostics(tmp_path):
         folder=tmp_path,
         project=SimpleNamespace(corrected=True),
         server=SimpleNamespace(state=SimpleNamespace(number=3)),
-        _about=about,
+        _checkpoint_identity=about,
     )
     weights = Weights(torch.ones(1) / 2, torch.ones(1), 5, shapes={"mu": torch.ones(4)})
     row = torch.zeros(2)

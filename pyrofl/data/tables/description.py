@@ -140,9 +140,7 @@ def _grid(moments: ColumnMoments) -> Numbers:
     """Return the bounds of a common grid, by the mean and sd of all rows."""
     step = sqrt(moments.squares / max(moments.count - 1, 1)) / BOUNDS_PER_SD
     half = GRID_SDS * BOUNDS_PER_SD
-    places = np.arange(-half, half + 1) if step else np.array([-1.0, 0.0])
-    grid: Numbers = moments.mean + places * (step or max(abs(moments.mean), 1.0) * 1e-9)
-    return grid
+    return np.array([moments.mean + place * step for place in range(-half, half + 1)])
 
 
 def _quantile(
