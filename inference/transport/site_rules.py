@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.arguments import Count, PositiveShare, Whole, check_fields
+from pyrofl.data.tables.wording import refuse_no_file
 
 
 class BrokenRuleError(ValueError):
@@ -84,6 +85,7 @@ class SiteRules:
         Raises:
             ValueError: if the file cannot be read, or a rule is unknown or out of its range.
         """
+        refuse_no_file(str(path))
         try:
             entries: Mapping[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

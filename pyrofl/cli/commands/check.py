@@ -41,7 +41,9 @@ def check(args: Namespace) -> None:
         show(f"no problem in {counted}")
         return
     show(text_tables.table(("file", "column", "problem", "fix"), report.problems))
-    raise Stopped(f"{number_of(len(report.problems), 'problem')} in {counted}", REFUSED)
+    raise Stopped(
+        f"{number_of(len(report.problems), 'problem')} in {counted}; expected none", REFUSED
+    )
 
 
 def formula_columns(formula: str, family: str) -> list[str]:

@@ -28,7 +28,7 @@ from pyrofl.data.tables.data_quality import (
 )
 from pyrofl.data.tables.row_checks import frame_warnings
 from pyrofl.data.tables.units import unit_warning
-from pyrofl.data.tables.wording import listed, number_of
+from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 
 SEPARATORS = (",", ";", "\t", "|")
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -93,11 +93,16 @@ def check_files(
         encoding: encoding of the text.
         decimal: mark before decimals.
         na: words that stand for missing values, besides empty cells, "NA" and so on.
+
+    Raises:
+        ValueError: if the encoding is unknown, or a path is a pipe or a device.
     """
     files: dict[str, dict[str, Column]] = {}
     formats: dict[str, str] = {}
     problems: list[Problem] = []
+    _refuse_encoding(encoding)
     for path in paths:
+        refuse_no_file(path)
         name = Path(path).name
         try:
             form = guess_format(path, separator=separator, encoding=encoding, decimal=decimal)
@@ -146,6 +151,16 @@ def guess_format(
         points = sum(bool(re.fullmatch(r"[-+]?\d+\.\d+", cell)) for cell in cells)
         decimal = "," if separator != "," and commas > points else "."
     return FileFormat(separator, encoding, decimal)
+
+
+def _refuse_encoding(name: str) -> None:
+    """Raise ValueError if an encoding is unknown."""
+    try:
+        "".encode(name or "utf-8")
+    except LookupError as error:
+        raise ValueError(
+            f"--encoding is {name!r}; expected the name of an encoding, such as cp1252"
+        ) from error
 
 
 def _encoding(start: bytes) -> str:
