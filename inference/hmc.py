@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.inference.definition.rejection import REJECTED, rejecting
+from pyrofl.inference.definition.rejection import POINT_ERRORS, rejecting
 from pyrofl.tensors import like, times
 
 CHAINS, KEPT, THINNING = 256, 16, 4  # chains, kept draws of each, and iterations per draw
@@ -208,7 +208,7 @@ def _at(log_density: LogDensity, u: Tensor) -> _Point:
     with torch.enable_grad():
         try:
             value = log_density(u)
-        except REJECTED:
+        except POINT_ERRORS:
             with rejecting():
                 value = log_density(u)
         (slope,) = torch.autograd.grad(value.sum(), u)

@@ -77,7 +77,7 @@ from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import HALVINGS, Covariance
 from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
-from pyrofl.models.shared.gaussians import PARAMETERS, enough
+from pyrofl.models.shared.gaussians import PARAMETERS, draw_count
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
@@ -143,7 +143,7 @@ def build(
     covariance: Covariance = "full" if core.normals.full else "diagonal"
     if moments == "natural" and lr > 1:
         raise ValueError(f"lr is {lr}, of natural gradients; expected at most 1")
-    samples = enough(num_particles, size, covariance) if moments == "natural" else 2
+    samples = draw_count(num_particles, size, covariance) if moments == "natural" else 2
 
     def start(source: torch.Generator) -> tuple[Tensor, Tensor]:
         center = core.layout.joined(net.init(source))

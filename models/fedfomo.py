@@ -50,7 +50,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, total, under
 
-Part = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
+OpenShare = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 AFFINITY, CHOSEN, WELCOME = "server/affinity", "server/chosen", "server/welcome"
 
@@ -65,7 +65,7 @@ def build(
     *,
     downloads: Count | None = 5,
     explore: Share = 0.3,
-    held_back: Part = 0.2,
+    held_back: OpenShare = 0.2,
     least: Count = 10,
     **training: Unpack[fedavg.LocalTrainingOptions],
 ) -> Method:
@@ -184,7 +184,7 @@ def build(
         often[-1] = False
         open_to = (server[kept_models.HEARD] > 0).repeat(len(score), 1)
         open_to.fill_diagonal_(False)
-        picked = best(score[:, order], random[:, order], often, open_to[:, order])
+        picked = choose_downloads(score[:, order], random[:, order], often, open_to[:, order])
         return server | {AFFINITY: table, CHOSEN: order[picked[:-1]], WELCOME: order[picked[-1]]}
 
     moves = (replace(step, loss=learned),)
@@ -232,7 +232,7 @@ def mixed(weight: Tensor, values: Tensor) -> Tensor:
     return (weight.reshape(*weight.shape, *(1 for _ in values.shape[2:])) * values).sum(1)
 
 
-def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tensor:
+def choose_downloads(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tensor:
     """Choose M columns in each row, by largest score or at random; return their indices [R, M].
 
     Args:

@@ -37,7 +37,7 @@ from torch import Tensor
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.inference.definition.aggregator import descend, with_server_step
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.optim import Light, Optim, sgd
+from pyrofl.inference.definition.optim import Optim, WithoutCompiler, sgd
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -108,7 +108,7 @@ def adaptive(
     return lambda params: Adaptive(params, rule, server_lr, beta1, beta2, tau)
 
 
-class Adaptive(Light):
+class Adaptive(WithoutCompiler):
     """Server optimizer of FedAdam, FedYogi and FedAdagrad, without bias correction."""
 
     def __init__(

@@ -78,7 +78,7 @@ CHAINS, TRIED = 64, 1024  # of the server, and points among which chains start
 NOISE = 0.05  # variance of the log density, above which draws of clients are too few
 MIXED = 1.1  # R-hat above which chains have not mixed
 PLACE = "_place"  # auxiliary site: which draw of the server
-OTHERS = "use likelihood_factors.hierarchical or pvi.hierarchical for this program"
+HINT = "use likelihood_factors.hierarchical or pvi.hierarchical for this program"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class TwoStage:
     def method(self, text: str) -> Method:
         """Return the federated method, with a description of the program's sites."""
         few = "variance of the log density: the clients' draws are too few, raise draws or rounds"
-        mixed = f"chains of the clients or the server have not mixed: {OTHERS}"
+        mixed = f"chains of the clients or the server have not mixed: {HINT}"
         absent = "that many clients have not reported: the posterior lacks their rows"
         return Method(
             name="two_stage",
@@ -140,12 +140,12 @@ class TwoStage:
         if not torch.allclose(rows, others, rtol=EXACT, equal_nan=True):
             raise ValueError(
                 "the rows depend on shared sites, given each client's own; write own sites in "
-                f"centered form, such as theta ~ Normal(mu, tau); otherwise {OTHERS}"
+                f"centered form, such as theta ~ Normal(mu, tau); otherwise {HINT}"
             )
         if not torch.allclose(client_density, at_server, rtol=EXACT, equal_nan=True):
             raise ValueError(
                 f"the prior of {self.client_sites.names} depends on a client's data, which the "
-                f"server does not have; {OTHERS}"
+                f"server does not have; {HINT}"
             )
 
     # The server
@@ -432,9 +432,9 @@ def hierarchical(
     declared = Declared(model, data, shared_sites, client_sites)
     declared.check()
     if not client_sites.size:
-        raise ValueError(f"all sites are shared, and no site is a client's own; {OTHERS}")
+        raise ValueError(f"all sites are shared, and no site is a client's own; {HINT}")
     if client_sites.of_rows:
-        raise ValueError(f"site {client_sites.of_rows[0]!r} has a value for every row; {OTHERS}")
+        raise ValueError(f"site {client_sites.of_rows[0]!r} has a value for every row; {HINT}")
     some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
     core = TwoStage(model, shared_sites, client_sites, blank(some), draws)
     core.check(some)

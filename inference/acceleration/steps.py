@@ -25,7 +25,7 @@ from pyrofl.inference.training.updates import (
 from pyrofl.nets.stacked import PRODUCTS_ENTRIES
 from pyrofl.tensors import Tensors, cut, under
 
-Touch = tuple[Tensors, Tensors, Tensors]
+TensorRoles = tuple[Tensors, Tensors, Tensors]
 """Tensors that an update modifies, those that other updates modify, and constant ones."""
 
 
@@ -64,7 +64,7 @@ class PhaseRun:
         ]
         stepping = iter(self.steps)
         self.updates = [
-            next(stepping) if isinstance(move, GradientStep) else MoveRun(self, move)
+            next(stepping) if isinstance(move, GradientStep) else ClosedFormRun(self, move)
             for move in phase.updates
         ]
 
@@ -102,7 +102,7 @@ class PhaseRun:
         for update in self.updates:
             update.executor.forget()
 
-    def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
+    def tensor_roles(self, moving: Tensors, names: Collection[str], active: int) -> TensorRoles:
         """Return tensors that an update modifies, those that others modify, and constants."""
         others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
@@ -141,7 +141,7 @@ class PhaseRun:
         return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
 
 
-class MoveRun:
+class ClosedFormRun:
     """Execution of a closed-form update within a training phase."""
 
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
@@ -159,14 +159,14 @@ class MoveRun:
         written = partial(self.written, batch)
         # An update without results has side effects, which a recording would omit.
         if begun and self.names and self.names <= self.run.owned:
-            self.executor.make(written, self.touched, batch, ahead)
+            self.executor.make(written, self.tensor_roles, batch, ahead)
         else:
             written()
 
-    def touched(self) -> Touch:
+    def tensor_roles(self) -> TensorRoles:
         """Return the tensors that this update modifies, those that others modify, and constants."""
         moving = {n: self.run.now[n].detach() for n in sorted(self.names)}
-        return self.run.touched(moving, self.names, len(self.run.ones))
+        return self.run.tensor_roles(moving, self.names, len(self.run.ones))
 
     def written(self, batch: Batch) -> None:
         """Run the update by calling its original function, without a recording."""
@@ -223,13 +223,13 @@ class AcceleratedStep:
         written, repeat = partial(self.written, batch), self.step.num_steps
         for i in range(repeat):
             if begun or (self.plain and (i > 0 or repeat == 1)):
-                self.executor.make(written, self.touched, batch, ahead * repeat - i)
+                self.executor.make(written, self.tensor_roles, batch, ahead * repeat - i)
                 if self.waiting:  # a slice in every step takes two microseconds
                     self._note(self.total[: len(batch)])
             else:
                 self.executor.begin(written, self.params)
 
-    def touched(self) -> Touch:
+    def tensor_roles(self) -> TensorRoles:
         """Return the tensors that this step modifies, those that others modify, and constants."""
         active = len(next(iter(self.params.values())))
         state = self.optimizer.state
@@ -237,7 +237,7 @@ class AcceleratedStep:
         moving = {n: p.detach() for n, p in self.params.items()}
         moving |= {n: v for n, v in states.items() if torch.is_tensor(v)}
         moving |= {"total": self.total[:active]}
-        return self.run.touched(moving, self.params, active)
+        return self.run.tensor_roles(moving, self.params, active)
 
     def written(self, batch: Batch) -> None:
         """Run one gradient step by autograd and the optimizer, without a recording."""

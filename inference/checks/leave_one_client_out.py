@@ -34,7 +34,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import get_factors
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
 from pyrofl.inference.posteriors.export import refuse_no_runs, smoothed
-from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
+from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise
 from pyrofl.tensors import matches
 from pyrofl.user_warnings import warn_user
 
@@ -185,7 +185,7 @@ def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
     return mean, value - value.mean() - slope * centered
 
 
-def _log_likelihood(said: Pointwise, shared: str) -> Tensor:
+def _log_likelihood(said: ClientValues, shared: str) -> Tensor:
     """Return the joint log likelihood of a client's rows, for each posterior draw: [S]."""
     local_priors = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
     return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in local_priors)

@@ -22,7 +22,7 @@ from torch.distributions.utils import lazy_property
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
 from pyrofl.inference.definition.programs import Loss, Program
-from pyrofl.inference.definition.rejection import REJECTED, of_points, rejecting
+from pyrofl.inference.definition.rejection import POINT_ERRORS, of_points, rejecting
 from pyrofl.inference.definition.spherical import Spherical, distances
 from pyrofl.plates import DRAWS_PLATE, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
@@ -459,7 +459,7 @@ def recorded(program: Program, args: tuple[Any, ...], guide_trace: Any = None) -
     sites = guide_trace.nodes if guide_trace else {}
     try:
         return _recorded(program, args, sites, False)
-    except REJECTED:
+    except POINT_ERRORS:
         pass
     with rejecting():
         return _recorded(program, args, sites, True)

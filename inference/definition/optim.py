@@ -18,13 +18,13 @@ Optim = Callable[[list[Tensor]], Optimizer]
 """Function that creates an elementwise optimizer of torch.optim for stacked clients."""
 
 
-class Light(Optimizer):
+class WithoutCompiler(Optimizer):
     """Base class of optimizers that avoids the slow import of torch's compiler."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
 
 
-def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
+def without_compiler_import(step: Callable[..., Any]) -> Callable[..., Any]:
     """Remove torch's wrapper, which imports the compiler, from an optimizer's `step` method.
 
     The gradient mode that the wrapper sets is kept.
@@ -38,16 +38,16 @@ def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
     return go
 
 
-class LightSgd(Light, torch.optim.SGD):
+class SgdWithoutCompiler(WithoutCompiler, torch.optim.SGD):
     """SGD optimizer of torch, without the slow import of torch's compiler."""
 
-    step = lightly(torch.optim.SGD.step)
+    step = without_compiler_import(torch.optim.SGD.step)
 
 
-class LightAdam(Light, torch.optim.Adam):
+class AdamWithoutCompiler(WithoutCompiler, torch.optim.Adam):
     """Adam optimizer of torch, without the slow import of torch's compiler."""
 
-    step = lightly(torch.optim.Adam.step)
+    step = without_compiler_import(torch.optim.Adam.step)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Sgd:
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
         """Create an SGD optimizer for the given tensors."""
-        return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
+        return SgdWithoutCompiler(params, **self.options, lr=self.lr, momentum=self.momentum)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
         """Return a tensor's momentum buffer before the first step; None if dampening is used."""
@@ -78,7 +78,7 @@ class Adam:
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
         """Create an Adam optimizer for the given tensors."""
-        return LightAdam(params, **self.options, lr=self.lr)
+        return AdamWithoutCompiler(params, **self.options, lr=self.lr)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
         """Return a tensor's Adam state before the first step; None for AMSGrad or unfused Adam."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 SINGULAR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
-REJECTED = (SINGULAR, ValueError)  # errors of single points, among others
+POINT_ERRORS = (SINGULAR, ValueError)  # errors of single points, among others
 
 
 def _not_positive(a: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ class _NoError(TorchFunctionMode):
         # A matrix that fails is replaced before, so that its gradient is 0 and not NaN.
         value = func(torch.where(bad[..., None, None], one, matrix), *others, **(kwargs or {}))
         if isinstance(value, Tensor):
-            return _without(value, bad)
-        return type(value)(_without(part, bad) for part in value)
+            return _nan_where_failed(value, bad)
+        return type(value)(_nan_where_failed(part, bad) for part in value)
 
 
-def _without(value: Tensor, bad: Tensor) -> Tensor:
+def _nan_where_failed(value: Tensor, bad: Tensor) -> Tensor:
     """Return results [..., *event] of matrices, with NaN for those that failed."""
     event = 1 if value.dim() == bad.dim() + 1 else 2
     return torch.where(bad.reshape(*bad.shape, *[1] * event), torch.nan, value)
@@ -90,7 +90,7 @@ def rejecting() -> Iterator[None]:
         COERCIONS.remove(_unvalidated)
 
 
-class _OfPoints(torch.autograd.Function):
+class _ZeroNanGradient(torch.autograd.Function):
     """Identity, in whose gradient NaN, which comes from rejected points, is 0."""
 
     @staticmethod
@@ -108,5 +108,5 @@ class _OfPoints(torch.autograd.Function):
 
 def of_points(value: Tensor) -> Tensor:
     """Return values of points [S, ...] through which rejected points have no gradient."""
-    points: Tensor = _OfPoints.apply(value)
+    points: Tensor = _ZeroNanGradient.apply(value)
     return points

@@ -15,7 +15,7 @@ from pyrofl.inference.definition.programs import Guide
 from pyrofl.inference.engine.state import RoundState
 
 LINES = 10  # lines of a run without a bar
-FIRST = 5  # rounds that are all printed in a run that may stop early
+ALWAYS_PRINTED_ROUNDS = 5  # rounds that are all printed in a run that may stop early
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
         `early` states whether it may stop before.
         """
         self.rounds, self.sizes, self.shown = rounds, sizes, shown
-        self.first = begun + FIRST if early else 0
+        self.first = begun + ALWAYS_PRINTED_ROUNDS if early else 0
         self.bar: Any = None
         if shown and (sys.stderr.isatty() or in_notebook()):
             from tqdm.auto import tqdm
@@ -57,7 +57,7 @@ class Progress:
 
     def add(self, method: Method, state: RoundState) -> None:
         """Display the completion of a round and its mean loss."""
-        loss = losses(method, state, self.sizes) if self.shown else ""
+        loss = loss_text(method, state, self.sizes) if self.shown else ""
         if self.bar is not None:
             self.bar.set_postfix_str(loss)
             self.bar.update()
@@ -82,7 +82,7 @@ def _is_printed(number: int, rounds: int) -> bool:
     return number == rounds or number % -(-rounds // LINES) == 0
 
 
-def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
+def loss_text(method: Method, state: RoundState, sizes: Tensor) -> str:
     """Return the mean loss of each gradient step in a round, as text for display.
 
     Losses that are sums over rows are divided by the number of rows.

@@ -35,7 +35,7 @@ from pyrofl.inference.posteriors.draws import (
     those,
 )
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
-from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
+from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise
 from pyrofl.inference.posteriors.provenance import facts, losses, movements, together
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.tensors import Tensors
@@ -343,7 +343,7 @@ def _groups(
     """
     groups: Groups = {}
     method, data, state = run.method, run.data, run.state
-    client_draws: list[Pointwise] | None = None
+    client_draws: list[ClientValues] | None = None
     stats: dict[str, Variable] = {}
     if chosen & {"posterior", *OF_ROWS}:
         client_draws, stats = correction.draws(
@@ -375,7 +375,7 @@ def _groups(
     return {group: groups[group] for group in GROUPS if groups.get(group)}
 
 
-def without_rows(client_draws: Sequence[Pointwise]) -> list[Pointwise]:
+def without_rows(client_draws: Sequence[ClientValues]) -> list[ClientValues]:
     """Remove latent sites that have a value for each row from clients' posterior draws."""
     return [
         one | {"posterior": {n: v for n, v in one["posterior"].items() if not v.rows}}

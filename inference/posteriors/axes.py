@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.choices import GROUPS
 from pyrofl.data import Federation
 from pyrofl.inference.posteriors.draws import Values, agreed, agrees
-from pyrofl.inference.posteriors.pointwise import Pointwise
+from pyrofl.inference.posteriors.pointwise import ClientValues
 from pyrofl.tensors import matches
 
 DENSITIES = ("log_likelihood", "log_prior")
@@ -95,7 +95,9 @@ class ClientAxes:
         rows = torch.cat([value.expand(-1, n, *value.shape[2:]) for value, n in values], 1)
         return Variable(rows, ("draw", "row", *self.site_axes(name, rows, 2)))
 
-    def groups(self, client_draws: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
+    def groups(
+        self, client_draws: Sequence[ClientValues], chosen: Collection[str] = GROUPS
+    ) -> Groups:
         """Return the ArviZ groups of all clients, joined along the client axis or the row axis."""
         groups: Groups = {}
         for group, sites in client_draws[0].items():
@@ -109,7 +111,7 @@ class ClientAxes:
             groups["sample_stats"] = self._densities(client_draws)
         return groups
 
-    def _densities(self, client_draws: Sequence[Pointwise]) -> dict[str, Variable]:
+    def _densities(self, client_draws: Sequence[ClientValues]) -> dict[str, Variable]:
         """Return log densities of each draw under model and guide, by client or in total.
 
         They are totals if there are shared sites.

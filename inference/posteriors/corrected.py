@@ -67,7 +67,7 @@ from pyrofl.inference.posteriors.outcomes import (
     outcome_of,
     untrusted,
 )
-from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
+from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, weighted
 from pyrofl.tensors import Tensors
@@ -114,7 +114,7 @@ def corrected(
     strict: bool = True,
     progress: bool = False,
     rows: bool = True,
-) -> tuple[list[Pointwise] | None, Weights]:
+) -> tuple[list[ClientValues] | None, Weights]:
     """Return clients' posterior draws corrected by importance weights, and weight diagnostics.
 
     Without `rows`, the draws have the group "posterior" alone, without the values of rows.
@@ -328,7 +328,7 @@ class Correction:
         axes: ClientAxes,
         spec: EvaluationSpec,
         rows: bool,
-    ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
+    ) -> tuple[list[ClientValues] | None, dict[str, Variable]]:
         """Return importance-corrected draws and weight diagnostics; None if not corrected.
 
         Args:

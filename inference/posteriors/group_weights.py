@@ -13,7 +13,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, Proposed, evaluated
 from pyrofl.inference.posteriors.draws import Values, of_rows, placed
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
-from pyrofl.inference.posteriors.pointwise import CELLS
+from pyrofl.inference.posteriors.pointwise import MAX_CELLS
 from pyrofl.inference.posteriors.proposals import REACH, ModeRegression, around
 from pyrofl.tensors import Tensors, matches, times
 
@@ -77,7 +77,9 @@ class GroupImportanceSampler:
         """
         guided = self.guided
         draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
-        step = max(1, CHUNK_FACTOR * CELLS // (self.group.client[2].mask.numel() * draws * sets))
+        step = max(
+            1, CHUNK_FACTOR * MAX_CELLS // (self.group.client[2].mask.numel() * draws * sets)
+        )
         numbers = (v.split(step) for v in (noise, *self._uniform_numbers(len(noise), sets)))
         each = [
             self._terms_at_draws(e, shifts, choices, draws, sets)

@@ -41,13 +41,13 @@ from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, matches, seeded
 from pyrofl.turns import synchronized
 
-CELLS = 20_000  # maximum rows times draws in one run of a model
+MAX_CELLS = 20_000  # maximum rows times draws in one run of a model
 DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
 
 Client = tuple[Tensors, Tensors, Batch]
 """Inputs of the programs for one client: received, local, and a batch of all its rows."""
 
-Pointwise = dict[str, dict[str, Values]]
+ClientValues = dict[str, dict[str, Values]]
 """Results of one client's programs, [S, 1, B or 1, *p], in groups: "posterior" (latent and
 deterministic sites), "observed_data" (S = 1), "log_likelihood" (also of a `pyro.factor` of rows;
 multiplied by the row's weight, and NaN where a mask in the model hides a response),
@@ -65,7 +65,7 @@ def pointwise(
     spec: EvaluationSpec,
     *,
     of_prior: bool = False,
-) -> list[Pointwise]:
+) -> list[ClientValues]:
     """Return clients' site values and log densities at draws from the guide or the prior."""
     guide, values_by_client = method.guide, {}
     if of_prior:  # the model's latent sites serve as a guide
@@ -83,7 +83,7 @@ def pointwise(
             q, _ = traces(guide, guide, *client, draws)
         rows = stream(spec.seed, Stream.ROWS, purpose, state.number, name)
         replay = partial(_replayed, guide, q)
-        said = _said(method.model, method.shared, replay, client, draws, rows)
+        said = _in_chunks(method.model, method.shared, replay, client, draws, rows)
         if server_draws:  # their density is unknown
             del said["density"]
             # [S, 1, 1, *p]
@@ -95,7 +95,7 @@ def pointwise(
 
 def pointwise_at(
     model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
-) -> Pointwise:
+) -> ClientValues:
     """Return one client's site values and log densities at given posterior draws.
 
     These are [S, 1, B or 1, *p].
@@ -114,7 +114,9 @@ def pointwise_at(
 
         return program
 
-    said = _said(model, shared, point_guide, client, len(next(iter(values.values())).value), source)
+    said = _in_chunks(
+        model, shared, point_guide, client, len(next(iter(values.values())).value), source
+    )
     density = said["density"]
     exact = {n: density[n.replace("log_q", "log_p")] for n in density}
     return said | {"density": exact}
@@ -129,23 +131,23 @@ def _replayed(guide: Program, trace: Any, part: slice) -> Program:
     return program
 
 
-def _said(
+def _in_chunks(
     model: Program,
     shared: str,
     guide_of: Callable[[slice], Program],
     client: Client,
     draws: int,
     source: Generator,
-) -> Pointwise:
+) -> ClientValues:
     """Return one client's site values and log densities, computed in chunks of draws."""
-    step = max(1, CELLS // client[2].mask.shape[1])
+    step = max(1, MAX_CELLS // client[2].mask.shape[1])
     with pyro.validation_enabled(False), torch.no_grad():
         parts = [
-            _in_draws(model, shared, guide_of(slice(at, at + step)), client, k, source)
+            _results_of_chunk(model, shared, guide_of(slice(at, at + step)), client, k, source)
             for at in range(0, draws, step)
             for k in [min(step, draws - at)]
         ]
-    values: Pointwise = {}
+    values: ClientValues = {}
     for group, sites in parts[0].items():
         some = parts[:1] if group == "observed_data" else parts
         values[group] = {
@@ -155,9 +157,9 @@ def _said(
     return values
 
 
-def _in_draws(
+def _results_of_chunk(
     model: Program, shared: str, guide: Program, client: Client, draws: int, source: Generator
-) -> Pointwise:
+) -> ClientValues:
     """Return one client's site values and log densities for one chunk of draws."""
     q, p = traces(model, guide, *client, draws)
     density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
@@ -167,17 +169,17 @@ def _in_draws(
         for name, _ in latent(q)
         if name in p.nodes and not isinstance(base_of(p.nodes[name]["fn"]), dist.ImproperUniform)
     }
-    seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
+    seen: ClientValues = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
     for name, site in observed(p):
-        said = {"log_likelihood": (_with_gaps(site), draws, 0)}
+        said = {"log_likelihood": (_nan_if_masked(site), draws, 0)}
         if isinstance(site["fn"], dist.Unit):  # pyro.factor: a cost, and no data
             said = said if of_rows(site) else {}
         else:
             with seeded(int(torch.randint(2**62, (), generator=source))):
                 drawn = site["fn"].sample()
             event = site["fn"].event_dim
-            said["observed_data"] = (_counted(site, site["value"][None]), 1, event)
-            said["posterior_predictive"] = (_counted(site, drawn), draws, event)
+            said["observed_data"] = (_integers_if_discrete(site, site["value"][None]), 1, event)
+            said["posterior_predictive"] = (_integers_if_discrete(site, drawn), draws, event)
         for group, (value, k, event_dims) in said.items():
             # A site that is equal in all draws has no axis for them.
             value = value.expand(k, *value.shape[value.dim() - event_dims - 2 :])
@@ -205,7 +207,7 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
     return totals
 
 
-def _with_gaps(site: Any) -> Tensor:
+def _nan_if_masked(site: Any) -> Tensor:
     """Return the weighted log density of every row, with NaN for rows masked in the model."""
     value, mask = _weighed(site), site["mask"]
     if isinstance(site["fn"], dist.MaskedDistribution):
@@ -213,7 +215,7 @@ def _with_gaps(site: Any) -> Tensor:
     return value if mask is None else torch.where(torch.as_tensor(mask), value, torch.nan)
 
 
-def _counted(site: Any, value: Tensor) -> Tensor:
+def _integers_if_discrete(site: Any, value: Tensor) -> Tensor:
     """Convert a site's value to integers if its distribution is discrete."""
     return value.long() if site["fn"].support.is_discrete else value
 

@@ -62,7 +62,7 @@ class ReplyParser:
                 continue
             used_ids |= reply_ids
             valid.append(reply)
-        return _alike(valid), refused
+        return _with_all_losses(valid), refused
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
         """Parse the reply of one machine; raise ValueError if it is invalid."""
@@ -83,7 +83,7 @@ class ReplyParser:
         error_by_position = dict(zip(_at(sends), errors, strict=True))
         silent = torch.isin(ids, self.reporters) & ~sends
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
-        client_reasons = [self._of(names[c], reason) for c, reason in enumerate(reasons)]
+        client_reasons = [self._with_name(names[c], reason) for c, reason in enumerate(reasons)]
         every = [
             reason or (error_by_position | missing).get(c, "")
             for c, reason in enumerate(client_reasons)
@@ -123,7 +123,7 @@ class ReplyParser:
                 errors[c] = f"{names[int(cohort.ids[c])]}: {rule.text}"
         return errors
 
-    def _of(self, name: str, reason: str) -> str:
+    def _with_name(self, name: str, reason: str) -> str:
         """Return a client's own reason for rejecting its message, in one line with its name."""
         text = plain(reason)
         return text if not text or text.startswith(f"{name}: ") else f"{name}: {text}"
@@ -162,7 +162,7 @@ class Received(RunningRound):
         return {}
 
 
-def of_one_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, list[Reply]]:
+def agree_on_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, list[Reply]]:
     """Return the form of messages that counts as correct, and replies without other messages.
 
     The server makes room for a message of every client, so others must not set its size.
@@ -183,7 +183,7 @@ def is_confirmed(form: Form, replies: Sequence[Reply], state: RoundState) -> boo
     return form == form_of(state.message) or (num_of_form > 1 and 2 * num_of_form > every)
 
 
-def nothing(state: RoundState) -> Reply:
+def empty_reply(state: RoundState) -> Reply:
     """Return an empty training reply, with tensor shapes as in the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
     return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
@@ -193,7 +193,7 @@ def _at(which: Tensor) -> list[int]:
     return which.nonzero().flatten().tolist()
 
 
-def _alike(replies: list[Reply]) -> list[Reply]:
+def _with_all_losses(replies: list[Reply]) -> list[Reply]:
     """Add missing losses as NaN, so that all replies have the same losses."""
     names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
     for reply in replies:

@@ -37,9 +37,9 @@ from pyrofl.inference.privacy.sampling import refuse_other_sampling
 from pyrofl.inference.transport.replies import (
     Received,
     ReplyParser,
+    agree_on_form,
+    empty_reply,
     is_confirmed,
-    nothing,
-    of_one_form,
 )
 from pyrofl.inference.transport.requests import SENT_SEEDS
 from pyrofl.inference.transport.score_replies import ScoreParser
@@ -167,7 +167,7 @@ class Server:
         )
         read, refused = parser.read(replies)
         while True:
-            form, same_form = of_one_form(read or [nothing(state)], state)
+            form, same_form = agree_on_form(read or [empty_reply(state)], state)
             try:
                 after, back = self._aggregate_round(method, ids, reporters, same_form)
                 break

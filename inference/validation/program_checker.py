@@ -25,7 +25,7 @@ from pyrofl.user_warnings import warn_user
 
 
 @dataclass
-class Look:
+class ProgramChecker:
     """Checker of a method's model and guide, based on their traces on a few rows.
 
     Attributes:
@@ -124,7 +124,7 @@ class Look:
                 "the model observes nothing; pass obs=batch.y at the site of the responses, "
                 "inside batch.rows()"
             )
-        self._refuse_repeated()
+        self._refuse_responses_observed_twice()
         for name, site in self.responses():
             if not self._in_rows(site):
                 raise ValueError(
@@ -132,7 +132,7 @@ class Look:
                     "around it, which masks padding and scales minibatches"
                 )
 
-    def _refuse_repeated(self) -> None:
+    def _refuse_responses_observed_twice(self) -> None:
         """Raise ValueError if two sites observe the same responses, which would count twice."""
         sites = [(n, s) for n, s in observed(self.p) if self._in_rows(s)]
         for i, (name, site) in enumerate(sites):

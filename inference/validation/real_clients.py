@@ -28,7 +28,7 @@ from pyrofl.inference.validation.independence import (
     undrawn,
     unlike,
 )
-from pyrofl.inference.validation.program_checker import Look
+from pyrofl.inference.validation.program_checker import ProgramChecker
 from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.inference.validation.variants import filled
 from pyrofl.returned import as_tensors, calling
@@ -216,6 +216,6 @@ def _refuse_far_rows(trial: TestRound, client: int) -> None:
         ids = torch.tensor([client])
         cohort = few.cohort(ids)
         received, private = client_inputs(trial.method, with_far_rows.data, trial.state, cohort, 0)
-        look = Look(trial.method, with_far_rows.data, received, private | received, ids)
+        look = ProgramChecker(trial.method, with_far_rows.data, received, private | received, ids)
         if few.sizes[client] > 1:
             Reruns(look, any(phase.batch for phase in trial.phases), True).refuse_mixed_rows()

@@ -34,7 +34,7 @@ from pyrofl.inference.validation.independence import (
     scrambled,
     unlike,
 )
-from pyrofl.inference.validation.program_checker import Look, equal, factors, log_prob_of
+from pyrofl.inference.validation.program_checker import ProgramChecker, equal, factors, log_prob_of
 from pyrofl.inference.validation.variants import narrowed
 from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, cut, default_type, seeded
@@ -65,7 +65,7 @@ class Reruns:
         far: whether padding has values far from those of the data.
     """
 
-    look: Look
+    look: ProgramChecker
     minibatches: bool
     far: bool = False
 

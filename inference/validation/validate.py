@@ -47,7 +47,7 @@ from pyrofl.inference.validation.independence import (
     undrawn,
 )
 from pyrofl.inference.validation.patterns import refuse_idle_patterns, refuse_idle_pools
-from pyrofl.inference.validation.program_checker import Look
+from pyrofl.inference.validation.program_checker import ProgramChecker
 from pyrofl.inference.validation.real_clients import refuse_dependent_clients, with_real_ids
 from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.inference.validation.variants import filled
@@ -201,7 +201,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
         return  # the round reports it, and names the clients
     training = slice(few.clients)
     received, local = (cut(t, training) for t in (trial_round.received, trial_round.local))
-    look = Look(method, few, received, local)
+    look = ProgramChecker(method, few, received, local)
     look.refuse_wrong_sites()
     look.refuse_broken_constraints()
     again = Reruns(look, any(phase.batch for phase in phases))
@@ -227,7 +227,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
-    again = Reruns(Look(method, few, received, private | received), False)
+    again = Reruns(ProgramChecker(method, few, received, private | received), False)
     if not again.of_rows:
         again.refuse_mixed_clients()
 
@@ -258,11 +258,11 @@ def _run_round(trial: TestRound) -> TrialRound:
     """Run the method's training phases on a few rows; raise ValueError on failure."""
     few = trial.data
 
-    def look() -> Look:
+    def look() -> ProgramChecker:
         """Return a checker of the model and guide with the clients' tensors before training."""
         cohort = few.cohort(torch.arange(few.clients))
         received, private = client_inputs(trial.method, few, trial.state, cohort, 0)
-        return Look(trial.method, few, received, private | received)
+        return ProgramChecker(trial.method, few, received, private | received)
 
     try:
         with undrawn("a loss", few.device):
@@ -349,7 +349,7 @@ def _aggregated(
     return after
 
 
-def refuse_odd_views(method: Method, look: Look) -> None:
+def refuse_odd_views(method: Method, look: ProgramChecker) -> None:
     """Raise ValueError if a predictive model has unknown tensors, or lacks required ones."""
     received, local = look.received, look.local
     tensors = received | local

@@ -100,7 +100,7 @@ from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.declared import Declared
-from pyrofl.models.shared.gaussians import Normals, enough
+from pyrofl.models.shared.gaussians import Normals, draw_count
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import freed, layouts, noncentered, with_hidden_rows
 from pyrofl.models.shared.unconstrained import of_network as layouts_of
@@ -348,7 +348,7 @@ def hierarchical(
     declared.warn()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
-    samples = enough(num_particles or max(USUAL, 4 * size), size, covariance)
+    samples = draw_count(num_particles or max(USUAL, 4 * size), size, covariance)
     if guide:
         method = SharedGuide(model, *sites, guide, samples, lr).method(
             2 if steps is None else steps, batch

@@ -24,7 +24,7 @@ from pyrofl.inference.definition.programs import Likelihood, Program, Supervised
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
-from pyrofl.models.shared.gaussians import Normals, enough
+from pyrofl.models.shared.gaussians import Normals, draw_count
 from pyrofl.models.shared.sites import Layout
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, pick
@@ -282,7 +282,7 @@ def of_parameters(
         why = "prior is not a normal with fixed moments, such as dist.Normal(0.0, 1.0)"
     why = why or reason_against(net)
     if is_chosen(sampling, why):
-        draws = enough(num_particles or 2, shared_sites.size + client_sites.size, covariance)
+        draws = draw_count(num_particles or 2, shared_sites.size + client_sites.size, covariance)
         rounds = 5 if warm_start is None else warm_start
         return MeanField(
             model,
@@ -303,5 +303,5 @@ def of_parameters(
     if warm_start:
         raise ValueError(f"warm_start is {warm_start}, but {why}; use warm_start=0")
     size = shared_sites.size + client_sites.size
-    num_draws = enough(num_particles or 8, size, covariance) if is_random else None
+    num_draws = draw_count(num_particles or 8, size, covariance) if is_random else None
     return Partitioned(model, *sites, covariance, num_draws, damping, start)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import PositiveShare, checked
-from pyrofl.inference.definition.optim import Light, Optim
+from pyrofl.inference.definition.optim import Optim, WithoutCompiler
 from pyrofl.models.shared.gaussians import inverse
 from pyrofl.tensors import Tensors, like, times
 
@@ -60,7 +60,7 @@ def natural(
     return lambda params: Natural(params, options)
 
 
-class Natural(Light):
+class Natural(WithoutCompiler):
     """Optimizer of a normal's mean, covariance root and scale exponents by natural gradients.
 
     Parameters are mean [C, n], root [C, n, n] or [C, n], and powers if there are any.

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyrofl.tensors import Tensors, times
 
 PARAMETERS = ("shift", "precision")  # of a factor
-LARGEST = 2_000  # variables that a full covariance is made for
+MAX_FULL = 2_000  # variables that a full covariance is made for
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Normals:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a full precision would be too large."""
-        if self.full and self.size > LARGEST:
+        if self.full and self.size > MAX_FULL:
             raise ValueError(
-                f"a full covariance of {self.size} variables; expected at most {LARGEST}, or "
+                f"a full covariance of {self.size} variables; expected at most {MAX_FULL}, or "
                 "pvi.hierarchical(..., covariance='diagonal')"
             )
 
@@ -158,7 +158,7 @@ def stacked(shared_sites: Tensor, below: Tensor, client_sites: Tensor) -> Tensor
     return torch.cat([top, torch.cat([below, client_sites], -1)], -2)
 
 
-def enough(draws: int, variables: int, covariance: str) -> int:
+def draw_count(draws: int, variables: int, covariance: str) -> int:
     """Return the number of Monte Carlo draws; at least twice the variables for covariances."""
     if draws % 2:
         raise ValueError(f"num_particles is {draws}; expected an even number")

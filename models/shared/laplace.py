@@ -37,7 +37,7 @@ from pyrofl.inference.definition.programs import Guide, Likelihood, Prior, Super
 from pyrofl.models.guides import Family, delta, full_covariance, mean_field
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
-from pyrofl.models.shared.gaussians import LARGEST, PARAMETERS, Normals
+from pyrofl.models.shared.gaussians import MAX_FULL, PARAMETERS, Normals
 from pyrofl.models.shared.matrices import semidefinite
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import of_network
@@ -74,10 +74,10 @@ class Laplace:
                 "prior is not a normal with fixed moments, whose product with normal factors is "
                 "one; expected such as dist.Normal(0.0, 1.0)"
             )
-        if self.guide is full_covariance and self.layout.size > LARGEST:
+        if self.guide is full_covariance and self.layout.size > MAX_FULL:
             raise ValueError(
                 f"a full covariance (guide full_covariance) of {self.layout.size} parameters; "
-                f"expected at most {LARGEST}, or a diagonal one (guide mean_field)"
+                f"expected at most {MAX_FULL}, or a diagonal one (guide mean_field)"
             )
 
     # The server

@@ -6,18 +6,18 @@ from typing import Any
 
 from pyrofl.inference.definition.elbo import base_of
 
-AXES = ("chain", "draw", "client", "row")
+RESERVED_SITE_NAMES = ("chain", "draw", "client", "row")
 """Axes of the result of to_arviz, where no site can have such a name."""
 
 
-def place_of(name: str, site: Any) -> tuple[str, int]:
+def own_plate(name: str, site: Any) -> tuple[str, int]:
     """Return name and size of a site's plate, other than the plates of clients and draws."""
     frames = {frame.name: frame for frame in site["cond_indep_stack"]}
     kind = type(base_of(site["fn"])).__name__
-    if name in AXES:
+    if name in RESERVED_SITE_NAMES:
         raise ValueError(
             f"a site is named {name!r}, as an axis of the result of to_arviz; expected another "
-            f"name than {', '.join(AXES)}"
+            f"name than {', '.join(RESERVED_SITE_NAMES)}"
         )
     if site["fn"].support.is_discrete:
         raise ValueError(

@@ -26,7 +26,7 @@ from pyrofl.inference.definition.prior_conversion import Prior, as_prior, nobody
 from pyrofl.inference.definition.programs import FREED, NONCENTERED, Program, refuse_subsampling
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
-from pyrofl.models.shared.places import place_of
+from pyrofl.models.shared.places import own_plate
 from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.nets import Network
 from pyrofl.returned import explained
@@ -357,7 +357,7 @@ def spread_by_others(fn: Any) -> bool:
 def _look(name: str, site: Any, improper_sd: float, rows: int) -> LatentSite:
     """Return the description of a traced latent site: transform, plate, approximate prior."""
     fn, value = site["fn"], site["value"]
-    own, places = place_of(name, site)
+    own, places = own_plate(name, site)
     transform = _bijection(fn)
     free = transform.inv(value)
     shape = free.shape[3:]

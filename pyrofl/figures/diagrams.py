@@ -18,10 +18,10 @@ __all__ = ["plates"]
 
 NODE_WIDTH, NODE_HEIGHT = 2.35, 1.15  # inches from one node to the next
 PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
-SEEN = "#d9d9d9"
+OBSERVED_COLOR = "#d9d9d9"
 TENSORS = {"server": "the server's", "client": "kept by the client"}  # kind -> in the legend
 LETTERS = 22  # of a name that there is room for
-NAMED = 2  # names of a node's members that there is room for, in each of its lines
+NAMES_PER_LINE = 2  # names of a node's members that there is room for, in each of its lines
 
 
 @dataclass
@@ -40,9 +40,11 @@ class Node:
     def label(self) -> str:
         """Label of the diagram node: names of its sample sites and their distribution."""
         names = [style.plain(style.short(name, LETTERS)) for name in self.members]
-        if len(names) > 2 * NAMED:
-            names = [*names[:NAMED], f"and {len(names) - NAMED} more"]
-        lines = [", ".join(names[i : i + NAMED]) for i in range(0, len(names), NAMED)]
+        if len(names) > 2 * NAMES_PER_LINE:
+            names = [*names[:NAMES_PER_LINE], f"and {len(names) - NAMES_PER_LINE} more"]
+        lines = [
+            ", ".join(names[i : i + NAMES_PER_LINE]) for i in range(0, len(names), NAMES_PER_LINE)
+        ]
         drawn = "" if self.kind in TENSORS else f"\n~ {self.kind}"
         return "\n".join(lines) + drawn.replace("~ Deterministic", "computed")
 
@@ -187,7 +189,7 @@ def _draw(axes: Axes, node: Node) -> None:
 def _colors(node: Node) -> tuple[str, str]:
     """Return the fill color and the edge color of a node in a model diagram."""
     edge = {"server": COLORS[0], "client": COLORS[1]}.get(node.kind, "black")
-    return SEEN if node.observed else "white", edge
+    return OBSERVED_COLOR if node.observed else "white", edge
 
 
 def _explain(axes: Axes, nodes: list[Node]) -> None:

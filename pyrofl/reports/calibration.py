@@ -15,7 +15,7 @@ TABLE = Path(__file__).with_name("calibration.csv")
 LINEAR, NETWORKS = "linear", "networks"  # simulations
 
 
-class CoverageInterval(NamedTuple):
+class MeasuredCoverage(NamedTuple):
     """Coverage of a method's 95% intervals in a simulation, in percent.
 
     Attributes:
@@ -35,19 +35,19 @@ class CoverageInterval(NamedTuple):
 
 
 @lru_cache
-def intervals(simulation: str) -> tuple[CoverageInterval, ...]:
+def intervals(simulation: str) -> tuple[MeasuredCoverage, ...]:
     """Return the results of a simulation for all measured methods."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["simulation"] == simulation]
     return tuple(
-        CoverageInterval(
+        MeasuredCoverage(
             simulation, r["method"], r["setting"], int(r["percent"]), r["calibrated"] == "yes"
         )
         for r in rows
     )
 
 
-def of_method(method: str, simulation: str) -> list[CoverageInterval]:
+def of_method(method: str, simulation: str) -> list[MeasuredCoverage]:
     """Return the results of a simulation for one method."""
     return [one for one in intervals(simulation) if one.method == method]
 

@@ -71,7 +71,7 @@ def report(
     refuse_no_output(path, (".html",), overwrite)
     if draws < MIN_DRAWS:
         raise ValueError(f"draws is {draws}; expected at least {MIN_DRAWS}, for intervals of 95%")
-    _refuse_unknown(run, var_names)
+    _check_var_names(run, var_names)
     page("", [])
     problems = run.warnings
     if isinstance(run.method.model, Supervised):
@@ -92,7 +92,7 @@ def report(
     return path
 
 
-def _refuse_unknown(run: Run, var_names: Sequence[str] | None) -> None:
+def _check_var_names(run: Run, var_names: Sequence[str] | None) -> None:
     """Raise ValueError if variables of the report are no sites of a program."""
     if var_names is None:
         return

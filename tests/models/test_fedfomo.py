@@ -82,7 +82,7 @@ def test_what_clients_value_is_added_up_and_chosen_next():
 
 def test_some_are_chosen_at_random():
     score = torch.arange(6.0).expand(2, 6)
-    picked = fedfomo.best(
+    picked = fedfomo.choose_downloads(
         score,
         torch.tensor([[9.0, 8, 7, 6, 5, 4]]).expand(2, 6),
         torch.tensor([[False, False, False], [True, False, True]]),

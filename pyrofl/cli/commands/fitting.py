@@ -165,7 +165,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     """Fit and evaluate a method, and write its results; return run, scores and failed figures."""
     experiment, task, data = job.experiment, job.task, job.task.data
     of = f"{experiment.partition} of {experiment.data}"
-    say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
+    say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{groups_note(job)}")
     if keeper.written:
         say(experiment, f"{keeper.path} holds round {keeper.written}; continuing from there")
     with threads(experiment.threads), ending(partial(rescued, keeper)):
@@ -202,7 +202,7 @@ def logger(job: Job) -> loggers.Log | None:
     return loggers.mlflow(str(job.path)) if job.experiment.log else None
 
 
-def drawn_of(job: Job) -> str:
+def groups_note(job: Job) -> str:
     """Return a note on the ArviZ groups saved in posterior.nc; "" if the user selected them."""
     if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""

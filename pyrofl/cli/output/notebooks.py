@@ -20,8 +20,8 @@ from typing import Any
 
 SCHEMA = 3  # version of nbgrader's metadata
 MINUTES = {"basic": 5, "intermediate": 6, "advanced": 8}  # for an exercise
-EXPLORED = 12  # minutes for one question without grade
-WORDS, LINES = 62, 8  # read in a minute: words of prose, lines of code
+OPEN_QUESTION = 12  # minutes for one question without grade
+WORDS_PER_MINUTE, LINES_PER_MINUTE = 62, 8  # read in a minute: words of prose, lines of code
 EMPTY = "# YOUR CODE HERE\nraise NotImplementedError()"
 OPTIONAL = "# Code for your answer, if it needs any."
 HEADING = re.compile(r"(?m)^### (Exercise (\d+)) \((\w+), (\d+) points?\)$")
@@ -111,8 +111,8 @@ def minutes(notebook: Any) -> tuple[int, int]:
         elif not tags(cell) & {"solution", "test", "remove-cell"}:
             lines += sum(bool(line.strip()) for line in cell["source"].splitlines())
     explored = [c["source"] for c in notebook.cells if "## Explore" in c["source"]]
-    work = sum(MINUTES[e.level] for e in exercises(notebook)) + EXPLORED * bool(explored)
-    return round(words / WORDS + lines / LINES), work
+    work = sum(MINUTES[e.level] for e in exercises(notebook)) + OPEN_QUESTION * bool(explored)
+    return round(words / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE), work
 
 
 def of_course(path: Path, teacher: bool) -> Any:

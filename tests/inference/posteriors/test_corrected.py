@@ -397,7 +397,7 @@ def test_the_correction_does_not_depend_on_groups_and_chunks(build, monkeypatch)
     data = ragged()
     run = pyrofl.fit(build(logistic, data, shared="mu tau"), data, 2, progress=False)
     alone = run.to_arviz(300, corrected=True, chunk_size=1)
-    monkeypatch.setattr(group_weights, "CELLS", 500)
+    monkeypatch.setattr(group_weights, "MAX_CELLS", 500)
     monkeypatch.setattr(client_groups, "MAX_GROUP_ROWS", 60)
     groups = run.to_arviz(300, corrected=True)
     for name in ("pareto_k", "importance_ess"):

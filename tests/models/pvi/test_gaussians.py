@@ -8,7 +8,7 @@ from checks import close
 from torch import Tensor
 
 from pyrofl.models.pvi.natural_gradient import natural
-from pyrofl.models.shared.gaussians import Normals, balanced, enough, stacked
+from pyrofl.models.shared.gaussians import Normals, balanced, draw_count, stacked
 from pyrofl.tensors import generator
 
 COVARIANCE = torch.tensor([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]).double()
@@ -180,11 +180,11 @@ def test_blocks_are_put_together():
 
 
 def test_draws_are_never_fewer_than_two_of_each_variable():
-    assert [enough(n, 70, "full") for n in (16, 140, 256)] == [140, 140, 256]
-    assert enough(16, 70, "blocks") == 140
-    assert enough(16, 70, "diagonal") == 16
+    assert [draw_count(n, 70, "full") for n in (16, 140, 256)] == [140, 140, 256]
+    assert draw_count(16, 70, "blocks") == 140
+    assert draw_count(16, 70, "diagonal") == 16
     with pytest.raises(ValueError, match="num_particles is 7; expected an even number"):
-        enough(7, 70, "full")
+        draw_count(7, 70, "full")
 
 
 @pytest.mark.parametrize("full", [True, False])
