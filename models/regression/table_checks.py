@@ -6,6 +6,8 @@ another in their rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -57,7 +59,12 @@ def _levels(design: Design, name: str) -> dict[str, ColumnSummary]:
     roster, frames = design.clients.roster, design.clients.frames
     levels = roster["owners"].get(name, {n: frame[name].unique() for n, frame in frames.items()})
     sizes = roster["sizes"]
-    return {n: ColumnSummary(sizes[n], levels=tuple(map(str, v))) for n, v in levels.items()}
+    return {n: ColumnSummary(sizes[n], levels=tuple(map(_text, v))) for n, v in levels.items()}
+
+
+def _text(level: Any) -> str:
+    """Return the text of a level; whole numbers are equal in all types of columns."""
+    return str(int(level)) if isinstance(level, float) and level.is_integer() else str(level)
 
 
 def _plain_texts(design: Design) -> set[str]:

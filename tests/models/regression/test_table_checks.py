@@ -182,3 +182,20 @@ def test_on_the_command_line(tmp_path, capsys):
     assert "column creatinine: the numbers in Lyon are about" in capsys.readouterr().err
     assert main([*words[:1], "y ~ patient", *words[2:]]) != 0
     assert "holds '12a' in line" in capsys.readouterr().err
+
+
+def test_whole_numbers_are_the_same_levels_in_columns_of_integers_and_of_decimals():
+    random = np.random.default_rng(0)
+    frames = {
+        name: pd.DataFrame(
+            {
+                "y": random.normal(size=8),
+                "ward": pd.Series(random.permutation([1, 2, 3, 1, 2, 3, 1, 2])).astype(kind),
+            }
+        )
+        for name, kind in {"Basel": int, "Bern": float}.items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method = pyrofl.regression("y ~ C(ward)", federations.from_frames(frames))
+    assert method.priors().count("C(ward)") == 2
