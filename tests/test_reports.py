@@ -273,6 +273,15 @@ def test_a_regression_says_what_raises_the_odds_and_by_how_much(tmp_path):
         assert words in page.first_page
 
 
+def test_the_odds_of_a_response_of_two_words_are_those_of_the_second(tmp_path):
+    run = regression(
+        "bernoulli",
+        lambda x, male, rng: np.where(rng.logistic(size=60) < 2 * x, "survived", "died"),
+    )
+    page = Reader(pyrofl.report(run, tmp_path / "r.html")).first_page
+    assert "One unit more of x raises the odds of y = survived by a factor of" in page
+
+
 def test_a_regression_without_ratios_says_by_how_much_the_mean_changes(tmp_path):
     run = regression("gaussian", lambda x, male, rng: -1.5 * x + rng.normal(size=60))
     page = Reader(pyrofl.report(run, tmp_path / "r.html"))

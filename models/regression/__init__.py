@@ -92,8 +92,7 @@ def regression(
         sd_client ~ HalfNormal(2.569)
         sigma ~ Exponential(0.9733)
     """
-    settings = Settings(
-        formula, family, link, priors, weights, center, client, dict(namespace or {}), method
-    )
+    more = (weights, center, client, dict(namespace or {}), method)
+    settings = Settings(formula, family, link, dict(priors or {}), *more)
     design, chosen = agree(settings, data, Agreement())
     return make_method(settings, design, chosen, design.federation())

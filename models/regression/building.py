@@ -32,7 +32,7 @@ class Settings:
     formula: str | Mapping[str, str | float]
     family: str = "gaussian"
     link: str | None = None
-    priors: Mapping[str, Any] | None = None
+    priors: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
     center: bool = True
     client: str = "client"
@@ -78,7 +78,7 @@ def agree(
         check_order(design.formula.response, frames_of(data, settings.client))
     design.check_columns()
     design.check_responses()
-    chosen = make_priors(design, link, settings.priors or {})
+    chosen = make_priors(design, link, settings.priors)
     if with_checks:
         warn_of_tables(design, link)
         warn_of_design(design, link)

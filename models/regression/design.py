@@ -172,6 +172,13 @@ class Design:
         return {name: code for name, code in self.family.auxiliary.items() if name not in gone}
 
     @property
+    def event(self) -> str:
+        """The response, and of two categories the one whose probability is modeled."""
+        name = self.formula.response
+        is_binary = self.family.support == "binary" and len(self.answers) == 2
+        return f"{name} = {self.answers[1]}" if is_binary else name
+
+    @property
     def roles(self) -> list[str]:
         """Names of the response's further columns that the program reads, such as "trials"."""
         roles = [self.family.column] * bool(self.family.column)

@@ -125,7 +125,7 @@ class RegressionServer:
     ) -> None:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}
         more["method"] = method
-        self._settings = Settings(formula, family, link, priors, **more)
+        self._settings = Settings(formula, family, link, dict(priors or {}), **more)
         self._texts = texts_of(self._settings)
         holders = clients if isinstance(clients, Mapping) else {name: (name,) for name in clients}
         self._clients = {name: tuple(own) for name, own in holders.items()}
@@ -298,7 +298,8 @@ class RegressionClient:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}
         more["method"] = method
         self._rules = rules
-        self._settings, self._tables = Settings(formula, family, link, priors, **more), tables
+        self._settings = Settings(formula, family, link, dict(priors or {}), **more)
+        self._tables = tables
         self._texts = texts_of(self._settings)
         columns = {str(n) for frame in tables.frames.values() for n in frame.columns}
         if both := sorted(columns & {*self._settings.namespace}):

@@ -229,7 +229,7 @@ def results(run: Run, parameter_tables: ParameterTables) -> list[str]:
 def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
     """Yield a sentence for each coefficient: its direction, size and interval."""
     method: Any = run.method
-    response, ratio = method.design.formula.response, parameter_tables.ratios is not None
+    response, ratio = method.design.event, parameter_tables.ratios is not None
     if parameter_tables.ratios is not None:
         table, nothing = parameter_tables.ratios, 1.0
         kind = str(table.index.name).removesuffix(" ratio").replace("ratio of means", "mean")

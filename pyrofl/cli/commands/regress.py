@@ -48,7 +48,8 @@ def regress(args: Namespace) -> None:
         refuse_link(folder / "figures")
         run_folder.prepare(folder / "figures", overwrite=True)
         with lock_folder(folder), threads(1), _told(problems):
-            say(experiment, f"{tables!r}; family {experiment.family}, link {method.link}")
+            family = f"family {experiment.family}, link {method.link}"
+            say(experiment, f"{tables!r}; {family}; response {method.design.event}")
             with ending(lambda what: f"the regression ended: {what}"):
                 run = fit(
                     method,

@@ -82,3 +82,10 @@ def test_a_prediction_beyond_the_training_rows_warns_at_its_line():
     with pytest.warns(UserWarning, match="x of new rows is between") as seen:
         run.predict({"x": [0.0, 9.0]}, "B", draws=20)
     assert [one.filename for one in seen] == [__file__]
+
+
+def test_no_priors_and_an_empty_dict_of_priors_are_the_same_regression(saved):
+    _, folder = saved
+    tables = federations.from_frames(frames())
+    method = pyrofl.regression(FORMULA, tables, priors={})
+    assert pyrofl.load(folder, method=method, data=tables).state.number == 1
