@@ -255,7 +255,7 @@ def test_a_saved_run_is_loaded_with_its_clients_alone(tmp_path: Path) -> None:
 def test_a_server_resumes_with_its_clients_in_order(tmp_path: Path) -> None:
     method, roster = factors().method, ((20, 21, 22), torch.float32)
     pyrofl.Server(method, tuple(NAMES), *roster, state=tmp_path).configure_train()
-    with pyrofl.Server(method, tuple(NAMES), *roster, state=tmp_path)._held():
+    with pyrofl.Server(method, tuple(NAMES), *roster, state=tmp_path)._locked_and_saved_state():
         pass
     sizes = (22, 20, 21)
     with pytest.raises(ValueError, match=r"order of the clients is .*'c', 'a', 'b'.* and was"):

@@ -58,4 +58,4 @@ def test_as_many_workers_as_cores_or_clients(blobs, there, monkeypatch):
     monkeypatch.setattr(by_ray, "_max_workers", lambda _: 64)
     assert by_ray.hired(None, blobs) == 12
     assert by_ray.hired(5, blobs) == 5
-    assert "ray" not in sys.modules or not by_ray._joined()
+    assert "ray" not in sys.modules or not by_ray._is_ray_initialized()

@@ -501,7 +501,7 @@ def test_a_model_without_own_sites_has_a_posterior_by_quadrature():
     """Given tau the slopes are normal; tau is integrated over a grid."""
     data = ragged(3).to("cpu", torch.float64)
     method = likelihood_factors.hierarchical(shared_slopes, data, shared="beta tau")
-    assert method.model.spread == {"beta"}
+    assert method.model.scaled_sites == {"beta"}
     run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
     rows = torch.cat(list(data.train))
     x, y = data.x[rows, 0], data.y[rows]
