@@ -182,7 +182,7 @@ MU, TAU = (-2.7833, 0.2971), (0.5610, 0.3455)  # by quadrature, as in test_corre
 
 def bound_of(run: Run, draws: int = 4000) -> tuple[float, float]:
     """Return the ELBO of all clients together, and its standard error."""
-    asked = EvaluationSpec.of({"draws": draws}, without="population part")
+    asked = EvaluationSpec.of({"draws": draws}, excluded=("population", "part"))
     told = pointwise(run.method, run.data, run.state, torch.arange(run.data.clients), asked)
     each = [{n: v.value.flatten() for n, v in one["density"].items()} for one in told]
     total = sum(one["log_p"] - one["log_q"] for one in each)
