@@ -71,7 +71,7 @@ def asked(method):
 
 def intervals(method, data, state):
     """Return 95% intervals of the test rows' class probabilities: client -> [rows, 2, classes]."""
-    how = EvaluationSpec.of({"draws": None} | asked(method), without="part")
+    how = EvaluationSpec.of({"draws": None} | asked(method), excluded=("part",))
     ends = torch.tensor([0.025, 0.975])
 
     def read(members, batch, noise):
