@@ -18,6 +18,7 @@ from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
+from pyrofl.inference.posteriors.importance_sampling import NOISE, ORDER, Weighing
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors
 
@@ -25,7 +26,7 @@ from pyrofl.tensors import Tensors
 class Bounded(GroupImportanceSampler):
     """Two clients whose noise z has a density for z < 1 alone."""
 
-    def _evaluated(self, noise: Tensor, own: Tensor) -> tuple[Tensors, Any, Any]:
+    def _log_densities(self, noise: Tensor, own: Tensor) -> tuple[Tensors, Any, Any]:
         """Return a log density whose first Newton step leads beyond 1."""
         z = own[..., 0]
         return {"log_p": 3 * z + 0.1 * (1 - z).log(), "log_q": -z.square() / 2}, None, None
@@ -99,3 +100,19 @@ def test_probabilities_that_round_to_1_are_reported(concentration, is_reported):
 def betaln(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the logarithm of the beta function."""
     return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+
+
+def test_numbers_of_draws_limit_the_noise_of_log_weights_with_the_fewest_rows():
+    noise, rows = torch.tensor([0.3, 0.02, 0.6]).double(), torch.tensor([40.0, 9.0, 200.0]).double()
+    terms = [SimpleNamespace(noise=value.expand(5, 2) / 2) for value in noise]
+    weights, before = torch.full((5,), 0.2).double(), [8, 8, 8]
+    sampler = SimpleNamespace(rows=rows, guided=SimpleNamespace(least=1))
+    counts = Weighing._enough(sampler, SimpleNamespace(terms=terms), weights, before)
+
+    def left(numbers):
+        """Return the variance that is left; it falls as numbers^-ORDER."""
+        return float((noise * (torch.tensor(before) / torch.tensor(numbers)) ** ORDER).sum())
+
+    assert left(counts) <= NOISE < left([count - 1 for count in counts])
+    gain = noise * torch.tensor(counts).double() ** -(1 + ORDER) / rows  # of another draw, per row
+    assert float(gain.max() / gain.min()) < 1.6, "equal up to rounding of the numbers"
