@@ -14,8 +14,8 @@ from pyrofl.files.lock import LOCK_FILE, lock_folder
 
 HOLD = """
 import sys, time
-from pyrofl.files.lock import locked
-with locked(sys.argv[1]):
+from pyrofl.files.lock import lock_folder
+with lock_folder(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
 """

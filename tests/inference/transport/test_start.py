@@ -51,11 +51,11 @@ def test_a_cluster_is_to_be_told_how_many_and_has_room_for_them(blobs, there, mo
     monkeypatch.setattr(by_ray, "_is_ray_initialized", lambda: True)
     monkeypatch.setattr(by_ray, "_max_workers", lambda _: 3)
     refused("workers is 4, but Ray has 3 CPUs; expected at most 3", blobs, engine="ray", workers=4)
-    assert by_ray.hired(None, blobs) == 3
+    assert by_ray.choose_worker_count(None, blobs) == 3
 
 
 def test_as_many_workers_as_cores_or_clients(blobs, there, monkeypatch):
     monkeypatch.setattr(by_ray, "_max_workers", lambda _: 64)
-    assert by_ray.hired(None, blobs) == 12
-    assert by_ray.hired(5, blobs) == 5
+    assert by_ray.choose_worker_count(None, blobs) == 12
+    assert by_ray.choose_worker_count(5, blobs) == 5
     assert "ray" not in sys.modules or not by_ray._is_ray_initialized()
