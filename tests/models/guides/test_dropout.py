@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product_mode as every
+from itertools import product as every
 from math import exp, log
 from typing import Any, NamedTuple
 
