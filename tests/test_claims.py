@@ -41,6 +41,7 @@ def making(monkeypatch) -> ModuleType:
     for needed in ("jupytext", "docutils"):
         pytest.importorskip(needed)
     monkeypatch.syspath_prepend(str(DOCS))
+    pytest.importorskip("sphinx")
     return import_module("making")
 
 
