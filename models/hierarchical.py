@@ -111,6 +111,6 @@ def hierarchical(
 
 
 def _described(method: Method, chosen: str) -> Method:
-    """Return a method whose description of the sites also names the method."""
+    """Return a method with its name in the description of its sites."""
     sites = f"{method.metadata.sites}; method: {chosen}"
     return replace(method, metadata=replace(method.metadata, sites=sites))

@@ -8,6 +8,17 @@ import pyro.distributions as dist
 from pyrofl.data import Batch
 from pyrofl.tensors import Tensors
 
+EFFECT_SD, NOISE_SD = 0.9, 0.7  # of `normal_effects`
+
+
+def normal_effects(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Sample normal effects of clients around mu, with a posterior in closed form."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        effect = pyro.sample("effect", dist.Normal(mu, EFFECT_SD))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(effect, NOISE_SD), obs=batch.y)
+
 
 def eight_schools(received: Tensors, local: Tensors, batch: Batch) -> None:
     """Let effects of schools be normal around mu, non-centered; x is the standard error."""

@@ -25,9 +25,8 @@ from pyrofl.tensors import Tensors
 
 CLASSES = (dist.Bernoulli, dist.Categorical)
 PREDICTION_CHUNK_ROWS = 512  # rows of a client that are predicted at once
-MAX_CLOSED_FORM_NORMALS = (
-    64  # largest number of normals with CRPS in closed form; for more, draws are faster
-)
+# Largest number of normals with CRPS in closed form; for more, draws are faster.
+MAX_CLOSED_FORM_NORMALS = 64
 SAMPLES = 500  # draws for the CRPS: its error per row is about a twentieth of the response's sd
 
 

@@ -21,10 +21,8 @@ CHUNK_FACTOR = 40  # factor of the chunk size, as the densities are evaluated re
 NEWTON_STEPS, NEWTON_TOLERANCE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MAX_NEWTON_VARIABLES = 20  # maximum variables of a client for Newton's method
 MIN_RELATIVE_CURVATURE = 0.05  # minimum curvature, relative to the guide's
-MIN_LOG_DENSITY_DROP, MAX_DOUBLINGS = (
-    2.0,
-    4,
-)  # least fall of log p at `REACH` sds, where a normal one falls by 8; doublings
+# Least fall of log p at `REACH` sds, where a normal one falls by 8; doublings.
+MIN_LOG_DENSITY_DROP, MAX_DOUBLINGS = 2.0, 4
 WIDER_NORMAL_PROBABILITY = 1 / 32  # probability of the wider normal of the proposal of z
 
 

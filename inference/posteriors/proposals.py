@@ -20,10 +20,8 @@ WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
 BRIDGES = 50  # iterations of the ratio of normalizing constants
 MODE_DISTANCE = 4.0  # least distance of two modes, in standard deviations of the draws
-LINE_PART_NEAR_END, MIN_SHARE_NEAR_END = (
-    0.75,
-    0.01,
-)  # part of a line from which draws are near its end; least share of these
+# Part of a line from which draws are near its end; least share of these.
+LINE_PART_NEAR_END, MIN_SHARE_NEAR_END = 0.75, 0.01
 LOWER, DIP = 5.0, 2.0  # log density of a second mode below the first, and of the middle below both
 
 

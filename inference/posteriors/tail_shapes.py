@@ -21,10 +21,8 @@ ENDS = 0.025, 0.975  # probabilities below the ends of an interval
 ESTIMATE = "estimate"  # axis of these, in sample_stats
 ESTIMATES = ("mean", "sd", *(f"{100 * end:g}%" for end in ENDS))
 SURE = 3.0  # standard errors by which two estimates differ more than they may
-MAX_MEAN_DIFFERENCE, MAX_SD_RATIO = (
-    0.1,
-    1.1,
-)  # difference of means, in standard deviations, and ratio of these
+# Difference of means, in standard deviations, and ratio of these.
+MAX_MEAN_DIFFERENCE, MAX_SD_RATIO = 0.1, 1.1
 CONSTANT = 1e-9  # relative standard deviation of coordinates that do not vary but by rounding
 LESS = 3.0  # the largest value is below a third of its expectation with probability 3%
 CELLS = 10_000_000  # numbers in a tensor

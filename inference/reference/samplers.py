@@ -48,11 +48,8 @@ from pyrofl.user_warnings import warn_user
 
 Dims = Mapping[str, tuple[str, ...]]
 
-START_SPREAD, ASCENT_STEPS, ASCENT_LEARNING_RATE = (
-    0.5,
-    50,
-    0.05,
-)  # spread of the starts; steps and learning rate of the ascent
+# Spread of the starts; steps and learning rate of the ascent.
+START_SPREAD, ASCENT_STEPS, ASCENT_LEARNING_RATE = 0.5, 50, 0.05
 TIMES, FIRST = 2, 8  # choices of the coordinates, and draws of each chain for them
 THINNING, JITTER = 2, 0.8  # iterations per draw, and largest decrease of the step size
 SHORTEST = 4  # draws of a chain that R-hat and effective sample sizes need

@@ -48,9 +48,8 @@ from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
 CLIENT_FILE = "private.safetensors"
-STATE_FILES = (
-    rf"{CLIENT_FILE}|{weighing.WEIGHING_FILE}|.*\.nc"  # files of the folder; others refuse it
-)
+# Files of the folder; others refuse it.
+STATE_FILES = rf"{CLIENT_FILE}|{weighing.WEIGHING_FILE}|.*\.nc"
 
 
 def _losses(report: Tensors) -> Tensors:

@@ -114,9 +114,8 @@ Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
 """Requests -> replies of `Client.weigh`, by machine."""
 
 MAX_LOG_LIKELIHOOD = 1e100  # log marginal likelihood, so that sums over clients are finite
-MAX_EXCHANGE_ATTEMPTS = (
-    3  # of an exchange with machines that have not replied, or with an invalid reply
-)
+# Of an exchange with machines that have not replied, or with an invalid reply.
+MAX_EXCHANGE_ATTEMPTS = 3
 
 
 def reporter(

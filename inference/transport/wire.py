@@ -26,13 +26,8 @@ MAX_QUOTED_CHARACTERS = 200  # characters of a received value in an error messag
 LONGEST_NAME = 200  # characters
 EXPECTED_NAME = f"expected a printable name of at most {LONGEST_NAME} characters"
 MOST_SHOWN = 1000  # characters of a received text in logs and records
-EVALUATION_SETTINGS = (
-    "model",
-    "adaptation",
-    "part",
-    "draws",
-    "metrics",
-)  # optional evaluation settings
+# Optional evaluation settings.
+EVALUATION_SETTINGS = "model", "adaptation", "part", "draws", "metrics"
 
 
 class InvalidRequestError(ValueError):

@@ -40,11 +40,8 @@ if TYPE_CHECKING:
 STORAGE, LOCK = "tune.journal", ".lock"
 FINALISTS = 3  # trained with all seeds, or fewer where there are fewer settings
 STAGES = 3  # evaluations of a trial that may be pruned
-ABOUT_ATTRIBUTE, PROBLEM_ATTRIBUTE, SECONDS_ATTRIBUTE = (
-    "about",
-    "problem",
-    "seconds",
-)  # attributes of studies and trials
+# Attributes of studies and trials.
+ABOUT_ATTRIBUTE, PROBLEM_ATTRIBUTE, SECONDS_ATTRIBUTE = "about", "problem", "seconds"
 FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of diverging runs
 
 

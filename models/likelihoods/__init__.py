@@ -23,9 +23,8 @@ from pyrofl.recipes import rebuildable
 
 Finite = Annotated[float, Range(-inf, inf, open_low=True, open_high=True)]
 Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
-MAX_SLOW_CLASSES = (
-    16  # classes below which torch is slow along the last axis, by up to 9 times: measured
-)
+# Classes below which torch is slow along the last axis, by up to 9 times: measured.
+MAX_SLOW_CLASSES = 16
 
 
 class Categorical(dist.Categorical):

@@ -19,9 +19,8 @@ from pyrofl.models.regression.priors import design_moments, predictor_of, term_o
 from pyrofl.models.regression.rows import total
 from pyrofl.user_warnings import warn_user
 
-MAX_CENTER_DISTANCE = (
-    4.0  # standard deviations between 0 and the mean of a column with effects of groups
-)
+# Standard deviations between 0 and the mean of a column with effects of groups.
+MAX_CENTER_DISTANCE = 4.0
 ALIASED = 1e-10  # part of a column's variance that others leave, below which it is aliased
 
 

@@ -173,7 +173,7 @@ class Design:
 
     @property
     def event(self) -> str:
-        """The response, and of two categories the one whose probability is modeled."""
+        """Name of the response, and of two categories the modeled one: "died = yes"."""
         name = self.formula.response
         is_binary = self.family.support == "binary" and len(self.answers) == 2
         return f"{name} = {self.answers[1]}" if is_binary else name

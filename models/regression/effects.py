@@ -48,9 +48,8 @@ __all__ = [
     "standardize",
 ]
 
-EFFECT_RANGE_SDS = (
-    2.0  # standard deviations around the mean, over which a conditional effect is shown
-)
+# Standard deviations around the mean, over which a conditional effect is shown.
+EFFECT_RANGE_SDS = 2.0
 
 
 @checked

@@ -37,9 +37,8 @@ from pyrofl.models.regression.columns import Columns
 from pyrofl.models.regression.design import Design, GroupTerm
 from pyrofl.models.regression.rows import moments_of
 
-COEFFICIENT_SCALE = (
-    2.5  # of coefficients, in standard deviations of the response per deviation of the column
-)
+COEFFICIENT_SCALE = 2.5  # in standard deviations of the response per deviation of the column
+MEANS_LABEL = "means and spreads"  # of the reports on the columns of the design
 Given = Mapping[str, Any]
 """Name of a parameter -> Pyro distribution of single numbers, or concentration of an LKJ prior."""
 
@@ -224,7 +223,7 @@ def design_moments(design: Design, link: str) -> dict[str, tuple[Any, Any]]:
             columns["response"] = np.log(y) if is_log else y
         return columns
 
-    return moments_of(design.clients, "means and spreads", arrays)
+    return moments_of(design.clients, MEANS_LABEL, arrays)
 
 
 def _response(design: Design, link: str, moments: Mapping[str, Any]) -> tuple[float, float]:

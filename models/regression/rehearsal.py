@@ -32,18 +32,17 @@ from numpy.typing import NDArray
 from pyrofl.arguments import checked
 from pyrofl.data.frames import Tables
 from pyrofl.inference.transport import Client, Server
-from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.agreement import Report
 from pyrofl.models.regression.check_reports import LABEL as CHECKS_LABEL
 from pyrofl.models.regression.check_reports import has_intercept, spread_of
 from pyrofl.models.regression.design import Design
-from pyrofl.models.regression.priors import predictor_of
+from pyrofl.models.regression.priors import MEANS_LABEL, predictor_of
 from pyrofl.models.regression.remote import RegressionClient, RegressionServer
 from pyrofl.models.regression.rows import COLUMNS
 
 Floats = NDArray[np.float64]
 
-MEANS_LABEL = "means and spreads"
 RELATIVE_TOLERANCE = 1e-6  # relative error of a recovered value
 MAX_ARRANGED_ROWS = 6  # rows whose order is searched completely
 MAX_ARRANGEMENTS = 2000  # arrangements of few rows that are followed
@@ -140,7 +139,7 @@ class _Attack:
         self.server = RegressionServer(formula, [name], **settings)
         try:
             self._exchange(client)
-        except (BrokenRuleError, ValueError):
+        except ValueError:  # also of a rule
             if not self.messages:
                 raise
         used = self.messages[COLUMNS]["missing"]

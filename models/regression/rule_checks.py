@@ -25,6 +25,7 @@ from pyrofl.models.regression.check_reports import LABEL as CHECKS
 from pyrofl.models.regression.design import OFFSET, RESPONSE_SUFFIX, Design, level_text
 from pyrofl.models.regression.families import family_of
 from pyrofl.models.regression.formula import Formula, read_all
+from pyrofl.models.regression.priors import MEANS_LABEL
 from pyrofl.models.regression.rows import COLUMNS, frames_of
 
 Floats = NDArray[np.float64]
@@ -32,7 +33,7 @@ Floats = NDArray[np.float64]
 ISOLATED_SHARE = 0.999  # share of a combination's squares, from which the other rows are nearly 0
 MIN_SINGULAR_VALUE = 1e-9  # singular value of scaled columns, relative to the largest
 MAX_SEARCHED_ROWS = 2000  # rows of the highest leverage among which combinations are searched
-DESIGN_LABELS = ("means and spreads", CHECKS)  # reports on the columns of the final design
+DESIGN_LABELS = (MEANS_LABEL, CHECKS)  # reports on the columns of the final design
 
 
 def checked_reports(
@@ -334,7 +335,7 @@ def _check_quantiles(rules: SiteRules, name: str, label: str) -> None:
 
 
 def _rounded(label: str, report: Report) -> Report:
-    """Return a report whose smallest and largest numbers are rounded outward."""
+    """Return a report with smallest and largest numbers rounded outward."""
     if label == COLUMNS:
         columns = {n: _rounded_column(one) for n, one in report["columns"].items()}
         return {**report, "columns": columns}

@@ -46,9 +46,8 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 
 NEGATIVE = "precision is negative; expected the precision of a normal factor"
-MAX_PRECISION = (
-    1e12  # largest precision of a diagonal; with more, single precision soon has no number
-)
+# Largest precision of a diagonal; with more, single precision soon has no number.
+MAX_PRECISION = 1e12
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,8 @@ __all__ += ["theme", "watched"]
 FEWEST, SMALLEST = 25, 0.02
 
 MANY = 12  # methods that are drawn in the order of their scores
-MAX_COLORED_SITES, LATE_ROUNDS = (
-    6,
-    5,
-)  # sites with a color of their own: those that moved most in the last rounds
+# Sites with a color of their own: those that moved most in the last rounds.
+MAX_COLORED_SITES, LATE_ROUNDS = 6, 5
 PARTS = {  # what moved -> its unit and its kind of line
     "mean": ("standard deviations", "-"),
     "sd": ("standard deviations", "--"),

@@ -29,9 +29,8 @@ ENTRY = "pyrofl"
 HASH = b'{\\"sha256\\": \\"'  # as it stands in the header: JSON inside JSON
 BLANK = "0" * 64  # in place of the hash while it is computed
 BLOCK = 2**20  # bytes that are hashed at once
-MIN_TENSOR_NUMBERS = (
-    99  # numbers in a list from which on it is a tensor: safetensors limits the header's size
-)
+# Numbers in a list from which on it is a tensor: safetensors limits the header's size.
+MIN_TENSOR_NUMBERS = 99
 KINDS: dict[str, Callable[[Any], Any]] = {
     "@tuple": tuple,
     "@numbers": Tensor.tolist,

@@ -47,10 +47,8 @@ KEYS_FILE = "keys.json"  # public key -> node
 LOOPBACK = "127.0.0.1"
 PROGRESS_INTERVAL = 0.25  # seconds between two looks at how far the server is
 NODE_LAPSE = 60.0  # seconds after which a node that ended had been accepted
-RECONNECT_PAUSE, MAX_RECONNECTS = (
-    10.0,
-    8,
-)  # a node that was killed is known to the server for about a minute
+# A node that was killed is known to the server for about a minute.
+RECONNECT_PAUSE, MAX_RECONNECTS = 10.0, 8
 LOCKED_OUT = "does not let in the node of"
 RUN_CHECK_INTERVAL = 30.0  # seconds between two questions whether the run still goes on
 

@@ -48,18 +48,14 @@ GREETING, TRAINING_REQUEST, EVALUATION_REQUEST, TRAINING_REPLY, EVALUATION_REPLY
     "reply",
     "told",
 )
-LIKELIHOOD_REQUEST, LIKELIHOOD_REPLY, DRAWS_REQUEST = (
-    "weigh",
-    "weights",
-    "draws",
-)  # the last exchange, and its result
+# The last exchange, and its result.
+LIKELIHOOD_REQUEST, LIKELIHOOD_REPLY, DRAWS_REQUEST = "weigh", "weights", "draws"
 SUMMARY_REQUEST, SUMMARY_REPLY = "describe", "described"  # the first exchanges, of a regression
 REGRESSION_PLAN = "plan"  # in a request: what the sites agreed on in these
 REFUSAL, LOST_STATE = "refused", "lost"  # what else a site may answer
 STUDY_COMPLETE = "over"  # informs a site that all rounds are made
-LARGEST_CLIENT_ROWS = (
-    "rows"  # in a request: largest number of rows of a client, if the method depends on it
-)
+# In a request: largest number of rows of a client, if the method depends on it.
+LARGEST_CLIENT_ROWS = "rows"
 LOG_FILE = "site.log"
 MAX_ERROR_CHARACTERS = 100_000  # characters of an error in the log
 REQUESTS_FOLDER = "received"  # folder of the server's last questions, which bring its models

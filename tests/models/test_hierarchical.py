@@ -8,6 +8,9 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from programs import EFFECT_SD as SPREAD
+from programs import NOISE_SD as NOISE
+from programs import normal_effects as normal
 from torch import Tensor
 
 import pyrofl
@@ -18,7 +21,7 @@ from pyrofl.inference.posteriors.proposals import bridge
 from pyrofl.models import likelihood_factors
 from pyrofl.tensors import generator
 
-SIZES, NOISE, SPREAD = (3, 1, 6, 2), 0.7, 0.9
+SIZES = (3, 1, 6, 2)
 NAMES = ("a", "b", "c", "d")
 
 
@@ -30,15 +33,6 @@ def rows(*names: str, held_out: int = 0) -> Federation:
     return Federation(
         y[:, None] * 0, y, train, [r[:0] for r in train], names or NAMES, held_out=held_out
     )
-
-
-def normal(received, local, batch):
-    """Have a population whose exact posterior is known; the scale of rows does not depend on x."""
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-        effect = pyro.sample("effect", dist.Normal(mu, SPREAD))
-        with batch.rows():
-            pyro.sample("y", dist.Normal(effect, NOISE), obs=batch.y)
 
 
 def unknown_noise(received, local, batch):

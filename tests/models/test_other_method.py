@@ -1,13 +1,13 @@
-"""Fits by likelihood factors that cannot go on continue with PVI, and say so."""
+"""Fits by likelihood factors that fail continue with PVI, with a warning."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
+from programs import EFFECT_SD, NOISE_SD
+from programs import normal_effects as normal
 
 import pyrofl
 from pyrofl import Federation, federations
@@ -15,7 +15,7 @@ from pyrofl.inference import hmc as sampler
 from pyrofl.inference.fitted_run import checkpoints
 from pyrofl.models import likelihood_factors
 
-SIZES, NOISE, SPREAD = (3, 1, 6, 2), 0.7, 0.9
+SIZES = (3, 1, 6, 2)
 NAMES = ("a", "b", "c", "d")
 MIXED = "likelihood_factors failed in round 1: r_hat is 3: the server's chains have not mixed"
 
@@ -27,19 +27,10 @@ def rows():
     return Federation(y[:, None] * 0, y, train, [r[:0] for r in train], NAMES)
 
 
-def normal(received, local, batch):
-    """Have a posterior with a closed form."""
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-        effect = pyro.sample("effect", dist.Normal(mu, SPREAD))
-        with batch.rows():
-            pyro.sample("y", dist.Normal(effect, NOISE), obs=batch.y)
-
-
 def exact():
     """Return mean and standard deviation of mu of `normal`."""
     data = rows()
-    spread = [SPREAD**2 + NOISE**2 / len(r) for r in data.train]
+    spread = [EFFECT_SD**2 + NOISE_SD**2 / len(r) for r in data.train]
     precision = 1 / 4 + sum(1 / v for v in spread)
     mean = sum(float(data.y[r].mean()) / v for r, v in zip(data.train, spread, strict=True))
     return mean / precision, precision**-0.5

@@ -26,14 +26,8 @@ from pyrofl.nets import stacked
 from pyrofl.tensors import Tensors, matches
 
 MEMORY_COST = 30  # number of rows whose products take as long as a step's memory access: measured
-LINEAR_OPTIONS = (
-    "fused",
-    "foreach",
-    "weight_decay",
-    "dampening",
-    "nesterov",
-    "maximize",
-)  # options of SGD
+# Options of SGD.
+LINEAR_OPTIONS = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"
 ENABLED = True  # benchmarks and tests compare with phases as written
 
 

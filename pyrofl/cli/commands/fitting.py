@@ -34,11 +34,8 @@ from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.partitions.federations import class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
-COMPARISON_FILES = (
-    benefit.BENEFIT_FILE,
-    benefit.BENEFIT_FIGURE,
-    results.PAGE,
-)  # what other commands say of a comparison
+# What other commands say of a comparison.
+COMPARISON_FILES = benefit.BENEFIT_FILE, benefit.BENEFIT_FIGURE, results.PAGE
 SUFFIXES = (".png", ".pdf", ".svg")
 
 

@@ -38,10 +38,8 @@ from pyrofl.data.tables.source import LEARNED, Source
 from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
 from pyrofl.user_warnings import warn_user
 
-OF_FIRST = (
-    "normal_known_sd",
-    "binomial",
-)  # likelihoods that read the first feature in its own units
+# Likelihoods that read the first feature in its own units.
+OF_FIRST = "normal_known_sd", "binomial"
 
 
 @checked
