@@ -42,6 +42,7 @@ def regress(args: Namespace) -> None:
             weights=experiment.row_weights,
             client=experiment.client,
         )
+    assert method.design is not None
     refuse_replaced_inputs(experiment, folder)
     with run_folder.only_if_done(folder, folder / "figures"):
         run_folder.prepare(folder, experiment.overwrite)
