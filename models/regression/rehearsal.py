@@ -104,8 +104,8 @@ def rehearse(
         >>> from pyrofl import federations
         >>> table = pd.DataFrame({"age": [41.0, 62.5], "score": [1.5, 2.25]})
         >>> rehearse("score ~ age", federations.from_frames({"bern": table}))[["row", "values"]]
-           row                  values
-        0    1   age 41.0, score 1.5
+           row                values
+        0    1     age 41, score 1.5
         1    2  age 62.5, score 2.25
     """
     exact = (rules or SiteRules()).exact_values

@@ -87,8 +87,9 @@ class RegressionServer:
         >>> import torch
         >>> import pyrofl
         >>> from pyrofl import federations
-        >>> scores = {"bern": [50.0, 52.0, 47.0], "chur": [41.0, 44.0, 43.0]}
-        >>> ages = [30.0, 40.0, 55.0]
+        >>> ages = [30.0, 40.0, 55.0, 62.0, 71.0, 48.0]
+        >>> bern, chur = [50.0, 52.0, 47.0, 45.0, 44.0, 49.0], [41.0, 44.0, 43.0, 38.0, 37.0, 43.0]
+        >>> scores = {"bern": bern, "chur": chur}
         >>> frames = {n: pd.DataFrame({"score": s, "age": ages}) for n, s in scores.items()}
         >>> formula = "score ~ age + (1 | client)"
         >>> server = pyrofl.RegressionServer(formula, [*frames])

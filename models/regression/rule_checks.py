@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pyrofl.data.frames import Tables
+from pyrofl.data.tables.row_checks import share_of_largest
 from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.models.regression.agreement import Agreement, Report
@@ -154,6 +155,12 @@ def _check_events(rules: SiteRules, design: Design, name: str, frame: pd.DataFra
     if design.family.support == "binary":
         counts = {"0": float((y == 0).sum()), "1": float((y == 1).sum())}
         rules.check_events(name, response, counts)
+    inflated = {"hu", "zi", "zoi"} & design.family.auxiliary.keys()
+    ends = ([0.0] if inflated else []) + ([1.0] if "coi" in design.family.auxiliary else [])
+    for end in ends:  # whose probability has a predictor of its own, or none
+        counts = {f"{end:g}": float((y == end).sum()), "other numbers": float((y != end).sum())}
+        if counts[f"{end:g}"]:
+            rules.check_events(name, response, counts)
     if design.family.support == "trials":
         trials = design.response_column("trials", frame)
         counts = {"success": float(y.sum()), "failure": float((trials - y).sum())}
@@ -207,23 +214,23 @@ def _refuse_dominated(rules: SiteRules, name: str, what: str, values: Floats) ->
 
 def _refuse_share(rules: SiteRules, name: str, what: str, parts: Floats) -> None:
     """Raise BrokenRuleError if few rows have nearly all of a sum of parts [N]."""
-    few, total = rules.min_level_rows - 1, float(parts.sum())
-    if not few or not total:
-        return
-    largest = np.sort(parts)[::-1][:few]
-    share = float(largest.sum() / total)
-    if share > rules.max_share:
-        count = int(np.searchsorted(largest.cumsum(), rules.max_share * total) + 1)
+    few = rules.min_level_rows - 1
+    if (share := share_of_largest(parts, few)) > rules.max_share:
+        shares = (share_of_largest(parts, count) for count in range(1, few + 1))
+        count = 1 + sum(one < rules.max_share for one in shares)
         raise _of_share(rules, name, f"{number_of(count, 'row')} of {what}", share)
 
 
 def _of_share(rules: SiteRules, name: str, what: str, share: float) -> BrokenRuleError:
     verb = "has" if what.startswith("1 row ") else "have"
+    is_of_terms = "combination" in what
+    cure = "leave it out, cap its numbers or take their logarithm"
+    cure = "use fewer terms, knots or levels, or cap their numbers" if is_of_terms else cure
     return BrokenRuleError(
         name,
         "max-share",
         f"{what} {verb} {100 * share:.4g} % of its variation; expected at most "
-        f"{100 * rules.max_share:g} %: leave it out, cap its numbers or take their logarithm",
+        f"{100 * rules.max_share:g} %: {cure}",
     )
 
 
@@ -330,7 +337,7 @@ def _check_quantiles(rules: SiteRules, name: str, label: str) -> None:
             name,
             "exact-values",
             f"{call} needs exact values of rows; expected bounds and knots, such as bs(x, "
-            "knots=np.linspace(40, 80, 3), lower_bound=0, upper_bound=120)",
+            "knots=[50, 70], lower_bound=0, upper_bound=120), with several rows between knots",
         )
 
 

@@ -289,7 +289,7 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
 def describe_tensors(flat: Flat) -> list[str]:
     """Describe each tensor of a message record: its name, shape and bytes.
 
-    >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
+    >>> describe_tensors({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']
     """
     tensors = {n: v for n, v in flat.items() if torch.is_tensor(v)}

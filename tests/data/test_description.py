@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pyrofl.cli.parser import main
-from pyrofl.data.tables.description import bound_counts, describe_tables
+from pyrofl.data.tables.description import bound_counts, describe_tables, without
 from pyrofl.data.tables.table_files import columns_of
 
 SIZES = {"bern": 80, "basel": 35, "chur": 12}
@@ -54,8 +54,9 @@ def test_moments_and_counts_are_those_of_pandas():
 def test_quantiles_are_those_of_pandas_within_their_stated_error(seed):
     frames = hospitals(seed)
     found = described(frames, ["age", "crp", "beds"])
-    pooled = pd.concat(frames.values(), ignore_index=True)
     for name in ("age", "crp", "beds"):
+        shown = [f for client, f in frames.items() if found[name, "mean", client].value is not None]
+        pooled = pd.concat(shown, ignore_index=True)
         for statistic, part in {"25 %": 0.25, "median": 0.5, "75 %": 0.75}.items():
             for client, frame in {**frames, "all": pooled}.items():
                 entry = found[name, statistic, client]
@@ -81,6 +82,35 @@ def test_small_counts_are_suppressed_and_do_not_follow_from_totals():
     found = described(few, ["age"])
     assert found["age", "mean", "chur"].value is None
     assert found["age", "mean", "all"].value == pytest.approx(frames["bern"]["age"].mean())
+
+
+def test_moments_that_reveal_a_row_are_suppressed():
+    frames = hospitals()
+    for name, frame in frames.items():
+        frame["spike"], frame["event"] = np.arange(len(frame)) % 7, np.arange(len(frame)) % 2
+        if name == "basel":
+            frame["spike"] = [0.0] * (len(frame) - 1) + [137.25]
+            frame["event"] = [1, 1] + [0] * (len(frame) - 2)
+    found = described(frames, ["spike", "event"])
+    others = pd.concat([frames["bern"], frames["chur"]])
+    for name in ("spike", "event"):
+        for statistic in ("mean", "sd", "25 %", "median", "75 %"):
+            assert found[name, statistic, "basel"].value is None
+            assert found["spike", statistic, "bern"].value is not None
+        assert found[name, "n", "basel"].value == SIZES["basel"]
+        assert found[name, "n", "all"].value == len(others)
+        assert found[name, "mean", "all"].value == pytest.approx(others[name].mean())
+    entries = describe_tables({n: columns_of(f) for n, f in frames.items()}, ["spike", "age"])
+    assert without(entries, [*frames]) == {"spike": ["basel"]}
+
+
+@pytest.mark.parametrize("cell", ["1e300", "inf", "unknown"])
+def test_cells_that_are_no_numbers_are_refused(cell):
+    frames = hospitals()
+    frames["bern"]["age"] = frames["bern"]["age"].astype(object)
+    frames["bern"].loc[5, "age"] = cell
+    with pytest.raises(ValueError, match=f"bern: .*column age holds '{cell}'.*expected numbers"):
+        described(frames, ["age"])
 
 
 def test_reported_counts_have_enough_rows_between_bounds():

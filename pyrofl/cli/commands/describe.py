@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from pyrofl.data.tables.description import ALL_CLIENTS, describe_tables, table_rows
+from pyrofl.data.tables.description import ALL_CLIENTS, describe_tables, table_rows, without
 from pyrofl.data.tables.file_checks import usual_columns
 from pyrofl.data.tables.table_files import files_of, read_file
 from pyrofl.data.tables.wording import listed
@@ -29,4 +29,7 @@ def describe(args: Namespace) -> None:
         f"- is a number of fewer than {args.min_count} rows, or would reveal one; a quantile is "
         "within its error"
     )
-    show(f"{text_tables.table(head, table_rows(entries, [*tables]))}\n{legend}")
+    hidden = without(entries, [*tables])
+    notes = [f"{name}: all is without {listed(some)}" for name, some in hidden.items()]
+    table = text_tables.table(head, table_rows(entries, [*tables]))
+    show("\n".join([table, legend, *notes]))

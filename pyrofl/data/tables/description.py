@@ -3,6 +3,8 @@
 A client reports counts, means and sums of squares; then, for quantiles, how many of its numbers are
 at most some bounds of a common grid, with at least `min_count` rows between two bounds; and counts
 of levels. Counts below `min_count` are suppressed, and so is the next smallest if it would follow.
+Moments are suppressed that are those of fewer than `min_count` rows, or nearly so: of an event of
+one row, or of numbers that are 0 but for one. "all" is then that of the other clients.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from numpy.typing import NDArray
 
 from pyrofl.data.tables.column_summary import ColumnMoments
 from pyrofl.data.tables.columns import Column
+from pyrofl.data.tables.row_checks import share_of_largest
 
 ALL_CLIENTS = "all"
 RARE_LEVELS = "rare levels"
 QUANTILES = {"25 %": 0.25, "median": 0.5, "75 %": 0.75}
+MAX_SHARE = 0.9  # of squared deviations, that two rows may have
 BOUNDS_PER_SD, GRID_SDS = 20, 6  # of the grid: bounds in a standard deviation, and its half-width
 
 Numbers = NDArray[np.float64]
@@ -41,9 +45,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class NumbersReport:
-    """What a client reports on a column of numbers; its moments are None for too few rows."""
+    """What a client reports on a column of numbers; moments are None if they reveal a row."""
 
     missing: int
+    count: int | None  # None for a few
     moments: ColumnMoments | None
 
 
@@ -65,12 +70,21 @@ def describe_tables(
         tables: client -> its columns.
         columns: columns to describe, which all clients have.
         min_count: smallest number of rows of a reported count.
+
+    Raises:
+        ValueError: if a column of numbers has a cell that is none.
     """
     entries: list[Entry] = []
     for name in columns:
         parts = {client: table[name] for client, table in tables.items()}
         numeric = [column.is_numeric for column in parts.values() if not column.gaps.all()]
         if numeric and all(numeric):
+            for client, column in parts.items():
+                if column.odd.any():
+                    raise ValueError(
+                        f"{client}: {column.first(column.odd)}, where other cells are numbers; "
+                        "expected numbers of at most 3.4e+38: correct it, see pyrofl check"
+                    )
             entries += _of_numbers(name, parts, min_count)
         else:
             reports = {c: levels_report(column, min_count) for c, column in parts.items()}
@@ -81,8 +95,34 @@ def describe_tables(
 def numbers_report(column: Column, min_count: int) -> NumbersReport:
     """Return a client's report on a column of numbers."""
     values = column.numbers[~np.isnan(column.numbers)]
-    moments = ColumnMoments.of(values) if len(values) >= min_count else None
-    return NumbersReport(len(column.words) - len(values), moments)
+    count = None if 0 < len(values) < min_count else len(values)
+    reveals = not count or is_dominated(values, min_count)
+    moments = None if reveals else ColumnMoments.of(values)
+    return NumbersReport(len(column.words) - len(values), count, moments)
+
+
+def is_dominated(values: Numbers, min_count: int) -> bool:
+    """Return whether mean and standard deviation of a column reveal some of its rows.
+
+    They do if a few rows differ from all others, which are equal, and nearly do if one or two rows
+    have nearly all squared deviations: as many as there are moments.
+    """
+    _, counts = np.unique(values, return_counts=True)
+    few = min_count - 1
+    others = len(values) - int(counts.max())
+    parts = (values - np.median(values)) ** 2
+    return 0 < others <= few or share_of_largest(parts, min(few, 2)) > MAX_SHARE
+
+
+def without(entries: Sequence[Entry], clients: Sequence[str]) -> dict[str, list[str]]:
+    """Return the clients whose rows are not in the moments of "all", by column."""
+    hidden: dict[str, list[str]] = {}
+    for one in entries:
+        if one.statistic == "mean" and one.value is None and one.client in clients:
+            hidden.setdefault(one.column, []).append(one.client)
+    empty = {(one.column, one.client) for one in entries if one.statistic == "n" and one.value == 0}
+    left = {name: [c for c in some if (name, c) not in empty] for name, some in hidden.items()}
+    return {name: some for name, some in left.items() if some}
 
 
 def bound_counts(values: Numbers, grid: Numbers, min_count: int) -> BoundCounts:
@@ -117,8 +157,9 @@ def _of_numbers(name: str, parts: Mapping[str, Column], min_count: int) -> list[
     entries = _with_total(name, "missing", {c: one.missing for c, one in reports.items()})
     for client in [*reports, ALL_CLIENTS]:
         own = every.get(client)
+        count = reports[client].count if client in reports else pooled.count
         sd = None if own is None or own.count < 2 else sqrt(own.squares / (own.count - 1))
-        entries.append(Entry(name, "n", client, None if own is None else own.count))
+        entries.append(Entry(name, "n", client, count))
         entries.append(Entry(name, "mean", client, None if own is None else own.mean))
         entries.append(Entry(name, "sd", client, sd))
     if not moments:

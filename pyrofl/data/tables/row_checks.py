@@ -45,6 +45,12 @@ class Relation(NamedTuple):
     is_monotone: bool
 
 
+def share_of_largest(parts: NDArray[np.float64], count: int) -> float:
+    """Return the share of the `count` largest of parts [N] in their sum; 0 if all are 0."""
+    total = float(parts.sum())
+    return float(np.sort(parts)[::-1][: max(count, 0)].sum() / total) if total else 0.0
+
+
 def relation_of(one: Cells, other: Cells) -> Relation:
     """Return the relation of two columns [N] without missing values."""
     for some in (FEW_ROWS, len(one)):  # few rows rule out most columns
