@@ -194,3 +194,33 @@ def test_the_command_prints_a_line_for_each_problem(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("no problem in 2 files\n")
     assert main(["check", str(tmp_path / "none.csv")]) == 2
     assert "none.csv cannot be read: No such file or directory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([f"{k},{100 + k}" for k in range(N)], "text that reads as numbers, such as '0,100'"),
+        ([f"{1 + k % 28}.03.195{k % 9}" for k in range(N)], "text that reads as dates"),
+    ],
+)
+def test_measurements_that_are_text_in_all_files_are_a_problem(words, text, tmp_path):
+    files = [
+        write(tmp_path, str(k), quoted(cells(k) | {"age": words[k:] + words[:k]})) for k in range(3)
+    ]
+    (problem,) = check_files(files, NEEDED).problems
+    assert (problem.file, problem.column) == ("all files", "age")
+    assert text in problem.text
+
+
+def test_a_response_of_a_numeric_family_holds_numbers(tmp_path, capsys):
+    table = cells(0)
+    path = write(tmp_path, "a", table | {"score": ["low", "high"] * (N // 2)})
+    assert main(["check", path, "--formula", "score ~ age"]) == 2
+    assert "has 'low' in line 2, 'high' in line 3" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", path, "--formula", "score ~ age", "--family", "bernoulli"]) == 0
+
+
+def test_row_numbers_are_to_be_left_out_of_the_study(tmp_path):
+    path = write(tmp_path, "a", {"id": [str(k) for k in range(N)], **cells(0)})
+    (problem,) = check_files([path], [*NEEDED, "id"]).problems
+    assert problem.cure == "measurements: leave it out"

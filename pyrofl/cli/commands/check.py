@@ -24,12 +24,17 @@ def check(args: Namespace) -> None:
         file for path in args.files for file in (files_of(path) if os.path.isdir(path) else [path])
     ]
     columns = tuple((args.columns or "").split(",")) if args.columns else ()
+    numbers: list[str] = []
     if args.formula:
         columns = (*columns, *formula_columns(args.formula, args.family))
+        if family_of(args.family).support not in ("binary", "levels"):
+            parts = read_all(args.formula, family_of(args.family).auxiliary)
+            numbers = NAMES.findall(parts.response)
     na = tuple((args.na or "").split(",")) if args.na else ()
     report = check_files(
         files,
         tuple(dict.fromkeys(columns)),
+        numbers=numbers,
         separator={"tab": "\t"}.get(args.separator, args.separator or ""),
         encoding=args.encoding or "",
         decimal=args.decimal or "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ from pyrofl.data.tables.data_quality import (
     FORMS,
     code_warning,
     key_of,
+    of_measurements,
     of_numbers,
     spellings,
 )
@@ -79,6 +80,7 @@ def check_files(
     paths: Sequence[str],
     needed: Sequence[str] = (),
     *,
+    numbers: Collection[str] = (),
     separator: str = "",
     encoding: str = "",
     decimal: str = "",
@@ -89,6 +91,7 @@ def check_files(
     Args:
         paths: the files.
         needed: columns that a study uses; () is all columns that most files have.
+        numbers: those of them that must hold numbers.
         separator: mark between cells; "" is guessed, and so are the next two.
         encoding: encoding of the text.
         decimal: mark before decimals.
@@ -121,7 +124,7 @@ def check_files(
     used = {name: _matched(name, table, needed, problems) for name, table in files.items()}
     for column in needed:
         parts = {name: table[column] for name, table in used.items() if column in table}
-        problems += _of_column(column, parts)
+        problems += _of_column(column, parts, column in numbers)
     if len(frames := _frames(files)) > 0:
         problems += [Problem(ALL_FILES, "", *_split(text)) for text in frame_warnings(frames)]
     guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
@@ -253,7 +256,7 @@ def _matched(
     return columns
 
 
-def _of_column(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
+def _of_column(name: str, parts: Mapping[str, Column], needs_numbers: bool) -> Iterator[Problem]:
     """Yield the problems of a column in all files."""
     filled = {file: column for file, column in parts.items() if not column.gaps.all()}
     for file in parts.keys() - filled.keys():
@@ -263,7 +266,7 @@ def _of_column(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
     numeric = sum(column.is_numeric for column in filled.values())
     if not filled:
         return
-    if 2 * numeric >= len(filled) and numeric:
+    if needs_numbers or (2 * numeric >= len(filled) and numeric):
         yield from _of_numbers(name, filled)
     else:
         yield from _of_levels(name, filled)
@@ -306,6 +309,10 @@ def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
         for file, column in parts.items()
     }
     owners = Counter(word for each in counts.values() for word in each)
+    if text := of_measurements(name, [*owners]):
+        problem, cure = _split(_without_column(text, name))
+        yield Problem(ALL_FILES, name, problem, cure)
+        return
     if len(owners) > MAX_LEVELS:
         return
     total = sum(counts.values(), Counter())
@@ -324,8 +331,8 @@ def _without_column(text: str, name: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return a warning and its cure."""
-    problem, _, cure = text.rpartition("; ")
+    """Return a warning and its cure, without names of options of other commands."""
+    problem, _, cure = text.removesuffix(" (--features)").rpartition("; ")
     return (problem, cure.removeprefix("expected ")) if problem else (text, "")
 
 
