@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, count, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pyrofl.choices import Until
+from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
+from pyrofl.files import run_folder
+from pyrofl.files.lock import lock_folder
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Seeds, separate
-from pyrofl.inference.definition.table_method import variables_of
+from pyrofl.inference.definition.table_method import TableMethod, variables_of
 from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
+from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import EvaluationFields
+from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
@@ -70,6 +78,59 @@ class Chains(Summarized, Sequence[Run]):
 
     def __len__(self) -> int:
         return len(self.runs)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Save all runs for `Chains.load`, in the folders chain-0, chain-1 and so on.
+
+        See `Run.save`.
+
+        Raises:
+            ValueError: if the folder holds other files, or cannot be written to.
+        """
+        path = run_folder.prepare(folder, holding=r"chain-\d+" * overwrite)
+        with lock_folder(path):
+            for number, run in enumerate(self.runs):
+                run.save(path / f"chain-{number}", overwrite=overwrite)
+            # Further runs that were saved here before would be loaded with these.
+            former = map(path.joinpath, (f"chain-{n}" for n in count(len(self.runs))))
+            for further in takewhile(Path.is_dir, former):
+                shutil.rmtree(further)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        method: Fitting | None = None,
+        data: Federation | Tables | None = None,
+    ) -> Chains:
+        """Load runs that `save` wrote; arguments and errors are those of `pyrofl.load`."""
+        folders = (Path(folder, f"chain-{number}") for number in count())
+        runs = [load(one, method=method, data=data) for one in takewhile(Path.is_dir, folders)]
+        if not runs:
+            raise ValueError(f"{folder} holds no folder chain-0; expected a folder of Chains.save")
+        return cls(tuple(runs))
+
+    def predict(
+        self, x: Any, client: str | None = None, *, draws: int | None = None, seed: Any = None
+    ) -> Predictions:
+        """Predict new rows of a table by the draws of all runs of a regression, equally weighted.
+
+        See `pyrofl.effects.predict`.
+
+        Raises:
+            ValueError: if the runs are not of a regression.
+        """
+        method = self.runs[0].method
+        if not isinstance(method, TableMethod):
+            raise ValueError(
+                f"these are runs of method {method.name}; expected those of a regression: predict "
+                "with one run, as in chains[0].predict(x, client)"
+            )
+        of_all: Predictions = method.predict_table(
+            self, x, client, None, {"draws": draws, "seed": seed}
+        )
+        return of_all
 
     def to_arviz(
         self, draws: int = 100, dims: dict[str, tuple[str, ...]] | None = None, **what: Any

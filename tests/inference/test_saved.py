@@ -71,6 +71,23 @@ for name in {names!r}:
 KINDS = ("fedavg", "pfedvem", "pfedmb", "metavd", "fedbe", "fedabml", "pvi", "fedpop", "perfedavg")
 
 
+def test_chains_are_saved_together(tmp_path):
+    chains = fit(contract.built("fedavg"), data(), 1, seeds=3, progress=False)
+    chains.save(tmp_path / "chains")
+    loaded = pyrofl.Chains.load(tmp_path / "chains", data=data())
+    assert [one.seed for one in loaded] == [one.seed for one in chains] == [0, 1, 2]
+    for one, other in zip(loaded, chains, strict=True):
+        toys.assert_same_round(one.state, other.state)
+    pyrofl.Chains(chains[:2]).save(tmp_path / "chains", overwrite=True)
+    assert len(pyrofl.Chains.load(tmp_path / "chains")) == 2
+    with pytest.raises(ValueError, match="is not empty, it holds chain-0; expected an empty"):
+        chains.save(tmp_path / "chains")
+    with pytest.raises(ValueError, match="holds no folder chain-0; expected a folder of Chains"):
+        pyrofl.Chains.load(tmp_path)
+    with pytest.raises(ValueError, match="runs of method fedavg; expected those of a regression"):
+        chains.predict(mine("ward 1")[0], "ward 1")
+
+
 def test_a_fresh_process_predicts_the_same_bits(tmp_path):
     x = mine("ward 2")[0]
     torch.save(x, tmp_path / "x.pt")

@@ -192,6 +192,15 @@ def test_conditional_effects_are_the_design_times_the_coefficients(two_lines):
     assert own["mean"][7] == pytest.approx(line.mean(), abs=1e-9)
 
 
+def test_several_runs_predict_by_the_draws_of_all(two_lines):
+    rows = pd.DataFrame({"x": [0.5, -1.0], "treat": ["yes", "no"]})
+    together = two_lines.predict(rows, "chur", draws=500)
+    means = [run.predict(rows, "chur", draws=500).mean for run in two_lines]
+    error = together.values["sd"] / 500**0.5  # of a difference of two means of 1,000 draws
+    assert bool(((together.mean - torch.stack(means).mean(0)).abs() < 4 * error).all())
+    assert "1000 draws" in together.about
+
+
 def test_a_summary_has_the_numbers_of_arviz(two_lines):
     table = two_lines.summary(300)
     data = two_lines.to_arviz(300, progress=False)
