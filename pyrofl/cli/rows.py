@@ -70,6 +70,7 @@ CHECK_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption(
         "files PATH", PATH | {"nargs": "+"}, "CSV file of each client, or a folder of them."
     ),
+    CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     CommandOption("--formula F", TEXT, "Formula of the study, of whose columns files are checked."),
     CommandOption("--family NAME", TEXT, "Family of the responses.", "gaussian"),
     CommandOption(
@@ -90,6 +91,7 @@ DESCRIBE_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption(
         "path PATH", PATH, "Folder with a CSV file of each client, or files with commas."
     ),
+    CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     CommandOption(
         "--columns COLUMN,...", TEXT, "Columns to describe (default: those that most files have)."
     ),

@@ -224,3 +224,22 @@ def test_row_numbers_are_to_be_left_out_of_the_study(tmp_path):
     path = write(tmp_path, "a", {"id": [str(k) for k in range(N)], **cells(0)})
     (problem,) = check_files([path], [*NEEDED, "id"]).problems
     assert problem.cure == "measurements: leave it out"
+
+
+def test_a_file_may_hold_the_rows_of_several_clients(tmp_path, capsys):
+    tables = {"bern": cells(0), "chur": first(cells(1), "creatinine", "high")}
+    rows = {n: tables["bern"][n] + tables["chur"][n] for n in tables["bern"]}
+    path = write(tmp_path, "all", {"ward": ["bern"] * N + ["chur"] * N, **rows})
+    words = ["--formula", "died ~ age + creatinine + (1 | ward)", "--client-column", "ward"]
+    assert main(["check", path, *words]) == 2
+    printed = capsys.readouterr().out
+    assert "bern: 40 rows, 40 complete" in printed
+    assert "chur  creatinine  has 'high' in line 42, and 39 numbers" in printed
+    assert main(["describe", path, "--client-column", "ward", "--columns", "age"]) == 0
+    header = capsys.readouterr().out.splitlines()[0]
+    assert header.split() == ["column", "statistic", "bern", "chur", "all"]
+    again = write(tmp_path, "more", {"ward": ["bern"] * N, **cells(2)})
+    assert main(["check", path, again, *words]) == 2
+    assert "more.csv has rows of 'bern', and so has an earlier file" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="expected the name of a client in every row"):
+        check_files([write(tmp_path, "gap", {"ward": [""] * N, **cells(2)})], client="ward")

@@ -26,7 +26,8 @@ def check(args: Namespace) -> None:
     columns = tuple((args.columns or "").split(",")) if args.columns else ()
     numbers: list[str] = []
     if args.formula:
-        columns = (*columns, *formula_columns(args.formula, args.family))
+        client = args.client_column or "client"
+        columns = (*columns, *formula_columns(args.formula, args.family, client))
         if family_of(args.family).support not in ("binary", "levels"):
             parts = read_all(args.formula, family_of(args.family).auxiliary)
             numbers = NAMES.findall(parts.response)
@@ -35,6 +36,7 @@ def check(args: Namespace) -> None:
         files,
         tuple(dict.fromkeys(columns)),
         numbers=numbers,
+        client=args.client_column or "",
         separator={"tab": "\t"}.get(args.separator, args.separator or ""),
         encoding=args.encoding or "",
         decimal=args.decimal or "",
@@ -51,7 +53,7 @@ def check(args: Namespace) -> None:
     )
 
 
-def formula_columns(formula: str, family: str) -> list[str]:
+def formula_columns(formula: str, family: str, client: str = "client") -> list[str]:
     """Return the columns of the tables that a formula uses, without that of the clients.
 
     >>> formula_columns("censored(time, died) ~ log(age) + sex + (1 | client/ward)", "weibull")
@@ -63,4 +65,4 @@ def formula_columns(formula: str, family: str) -> list[str]:
     left = " ".join([parts.response, *parts.columns.values()])
     names |= {*NAMES.findall(left)}
     groups = {name for group in parts.groups for name in group.factors}
-    return sorted(names - groups - {"client"}) + sorted(groups - {"client"})
+    return sorted(names - groups - {client}) + sorted(groups - {client})

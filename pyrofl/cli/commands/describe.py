@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from pyrofl.data.tables.columns import tables_by_client
 from pyrofl.data.tables.description import ALL_CLIENTS, describe_tables, table_rows, without
 from pyrofl.data.tables.file_checks import usual_columns
 from pyrofl.data.tables.table_files import files_of, read_file
@@ -16,6 +17,11 @@ from pyrofl.files import text_tables
 def describe(args: Namespace) -> None:
     """Print counts, means, standard deviations, quartiles and levels of columns."""
     tables = {Path(file).stem: read_file(file) for file in files_of(args.path)}
+    if args.client_column:
+        parts = [tables_by_client(table, args.client_column) for table in tables.values()]
+        tables = {client: table for part in parts for client, table in part.items()}
+        if len(tables) < sum(map(len, parts)):
+            raise ValueError("a client is in two files; expected all its rows in one")
     columns = tuple(args.columns.split(",")) if args.columns else usual_columns(tables)
     for name in columns:
         if lacking := [client for client, table in tables.items() if name not in table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, nan
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.arguments import composed
+from pyrofl.arguments import check_name, composed
 from pyrofl.choices import Missing
 from pyrofl.data.tables.wording import listed, refuse_no_file
 
@@ -159,6 +159,23 @@ class Column:
                     f"{self.label} holds {ways[value]!r} and, in {place}, {word!r}; expected one "
                     "spelling of each class or group"
                 )
+
+
+def tables_by_client(table: Mapping[str, Column], client: str) -> dict[str, dict[str, Column]]:
+    """Return the table of each client, by the values of the column that names it.
+
+    Raises:
+        ValueError: if there is no such column, or a row has no client.
+    """
+    check_name(client, table, "client column")
+    names = table[client]
+    if names.gaps.any():
+        raise ValueError(f"{names.first(names.gaps)}; expected the name of a client in every row")
+    others = {name: column for name, column in table.items() if name != client}
+    return {
+        str(word): {name: column.at(names.words == word) for name, column in others.items()}
+        for word in dict.fromkeys(names.words.tolist())
+    }
 
 
 def _parse(words: NDArray[np.object_]) -> Parsed:

@@ -18,7 +18,13 @@ import numpy as np
 
 from pyrofl.arguments import composed
 from pyrofl.data.tables.column_summary import summarize_values
-from pyrofl.data.tables.columns import DECIMAL_COMMA, Column, column_of, is_missing
+from pyrofl.data.tables.columns import (
+    DECIMAL_COMMA,
+    Column,
+    column_of,
+    is_missing,
+    tables_by_client,
+)
 from pyrofl.data.tables.data_quality import (
     FORMS,
     code_warning,
@@ -81,24 +87,27 @@ def check_files(
     needed: Sequence[str] = (),
     *,
     numbers: Collection[str] = (),
+    client: str = "",
     separator: str = "",
     encoding: str = "",
     decimal: str = "",
     na: Sequence[str] = (),
 ) -> FilesReport:
-    """Check the columns of CSV files, one for each client.
+    """Check the columns of CSV files, one for each client or with a column that names it.
 
     Args:
         paths: the files.
         needed: columns that a study uses; () is all columns that most files have.
         numbers: those of them that must hold numbers.
+        client: column with the names of clients; "" if each file is of one.
         separator: mark between cells; "" is guessed, and so are the next two.
         encoding: encoding of the text.
         decimal: mark before decimals.
         na: words that stand for missing values, besides empty cells, "NA" and so on.
 
     Raises:
-        ValueError: if the encoding is unknown, or a path is a pipe or a device.
+        ValueError: if the encoding is unknown, a path is a pipe or a device, a row has no client,
+            or a client is in two files.
     """
     files: dict[str, dict[str, Column]] = {}
     formats: dict[str, str] = {}
@@ -109,14 +118,18 @@ def check_files(
         name = Path(path).name
         try:
             form = guess_format(path, separator=separator, encoding=encoding, decimal=decimal)
-            files[name] = _read(path, form, na, problems)
+            table = _read(path, form, na, problems)
         except OSError as error:
             problems.append(Problem(name, "", f"{path} cannot be read: {error.strerror}", ""))
             continue
         except (UnicodeError, csv.Error) as error:
             problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
             continue
-        formats[name] = str(form)
+        tables = {name: table} if not client else tables_by_client(table, client)
+        if former := files.keys() & tables.keys():
+            raise ValueError(f"{path} has rows of {min(former)!r}, and so has an earlier file")
+        files |= tables
+        formats |= dict.fromkeys(tables, str(form))
         if form.separator != "," or form.decimal != "." or not _is_utf8(form.encoding):
             cure = "save it as CSV UTF-8, with commas between cells and decimal points"
             problems.append(Problem(name, "", f"has {form}", cure))
@@ -128,7 +141,7 @@ def check_files(
     if len(frames := _frames(files)) > 0:
         problems += [Problem(ALL_FILES, "", *_split(text)) for text in frame_warnings(frames)]
     guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
-    order = [Path(path).name for path in paths]
+    order = [*(Path(path).name for path in paths), *files]
     problems.sort(key=lambda one: order.index(one.file) if one.file in order else len(order))
     return FilesReport(tuple(guesses), tuple(problems))
 
