@@ -73,13 +73,13 @@ def build(
         remember: the server keeps every c_j, so that a client that has lost its own can come back,
             see `Metadata.reset_clients`: its c_j is taken out of c, and it starts with another of
             zero. It costs the server a model for every client.
-        training: of the clients, as of `fedavg.build`, but momentum is 0 unless given.
+        training: of the clients, as of `fedavg.build`, but lr is 0.1 and momentum 0 unless given.
 
     Raises:
         ValueError: if lr is 0, by which eq. 4 divides; or remember is to go with an aggregation
             that bears bad messages, after which c is no mean of c_j.
     """
-    settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
+    settings: fedavg.Training = {"lr": 0.1, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
     elapsed = settings.get("elapsed") if settings.get("decay") else None
     lr, momentum = decayed(settings["lr"], elapsed), settings["momentum"]

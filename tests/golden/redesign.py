@@ -302,7 +302,7 @@ def cases() -> dict[str, Case]:
     vary("fedfomo", {"everyone": {"downloads": None, "held_back": 0.4, "least": 3}})
     vary("fedpa", {})
     vary("ifca", {"three": {"clusters": 3}, "trimmed": {"aggregation": "trimmed:0.2"}})
-    vary("scaffold", {"option I": {"option": "I"}, "remember": {"remember": True}})
+    vary("scaffold", {"option I": {"option": "I"}, "remember": {"remember": True}}, lr=0.01)
     vary("fedem", {"dirichlet": {"guide": "dirichlet", "components": 2}}, adapt_steps=3)
     vary(
         "fedep",
@@ -397,7 +397,7 @@ def cases() -> dict[str, Case]:
             "ensemble": {"distil": "none", "teachers": "SC"},
             "fedprox": {"on": "fedprox"},
             "fedavgm": {"on": "fedavgm"},
-            "scaffold": {"on": "scaffold"},
+            "scaffold": {"on": "scaffold", "lr": 0.01},
         },
         samples=3,
         cycle=2,
@@ -417,7 +417,7 @@ def cases() -> dict[str, Case]:
     for name, own in {
         "fedavg": {},
         "fedprox": {"mu": 0.5},
-        "scaffold": {},
+        "scaffold": {"lr": 0.01},
         "ditto": {},
         "fedep": {},
         "fedper": {},
@@ -481,7 +481,7 @@ def cases() -> dict[str, Case]:
         keep_messages=False,
         chunk_size=2,
     )
-    add("scaffold: everyone", of("scaffold", **SOME), participation=everyone, chunk_size=1)
+    add("scaffold: everyone", of("scaffold", **SOME, lr=0.01), participation=everyone, chunk_size=1)
     add(
         "fedavg: schedule",
         lambda data: lambda r: fedavg.build(toys.net(), epochs=1, lr=0.1 / (r + 1)),
