@@ -114,7 +114,7 @@ def equal(tiny: Federation) -> Federation:
 
 def test_with_frozen_controls_it_is_fedavg(tiny):
     net = build("mlp:5", (4,), 3)
-    options = {"batch": 2, "momentum": 0.9}
+    options = {"batch": 2, "lr": 0.01, "momentum": 0.9}
     method = scaffold.build(net, **options)
     begin, train, _ = method.phases
 
