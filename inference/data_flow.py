@@ -28,7 +28,7 @@ from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.fitted_run.chains import Fitting
+from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.summaries import Summarized, picture
 from pyrofl.tensors import Tensors, cut, dense, matches, pick, size_in_bytes
@@ -125,7 +125,7 @@ class DataFlow(Summarized):
 
 @checked
 def get_data_flow(
-    method: Fitting | Run,
+    method: MethodOrBuilder | Run,
     data: Federation | Tables | None = None,
     *,
     seed: Seed = 0,

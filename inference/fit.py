@@ -22,7 +22,7 @@ from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
-from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, beginnings
+from pyrofl.inference.fitted_run.chains import Chains, FitOptions, MethodOrBuilder, seeds_and_starts
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
@@ -37,7 +37,7 @@ WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is
 
 @overload
 def fit(
-    method: Fitting,
+    method: MethodOrBuilder,
     data: Federation | Tables,
     rounds: int | None = None,
     *,
@@ -47,7 +47,7 @@ def fit(
 ) -> Run: ...
 @overload
 def fit(
-    method: Fitting,
+    method: MethodOrBuilder,
     data: Federation | Tables,
     rounds: int | None = None,
     *,
@@ -56,7 +56,7 @@ def fit(
 ) -> Chains: ...
 @overload
 def fit(
-    method: Fitting,
+    method: MethodOrBuilder,
     data: Federation | Tables,
     rounds: int | None = None,
     *,
@@ -65,7 +65,7 @@ def fit(
 ) -> Chains: ...
 @checked
 def fit(
-    method: Fitting,
+    method: MethodOrBuilder,
     data: Federation | Tables,
     rounds: Whole | None = None,
     *,
@@ -148,7 +148,7 @@ def fit(
         }
         same |= {"metrics": metrics, "progress": progress, "callback": callback}
         same |= {"logger": logger, **loop}
-        each = beginnings(seeds, seed, resume_from)
+        each = seeds_and_starts(seeds, seed, resume_from)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
     if rounds is None:
         past = resume_from.state if isinstance(resume_from, Run) else resume_from
@@ -260,7 +260,7 @@ def fit(
     return fit(other, data, resume_from=run, logger=logger, **how, **loop)
 
 
-def _alternative(method: Fitting) -> Callable[[Federation], Method] | None:
+def _alternative(method: MethodOrBuilder) -> Callable[[Federation], Method] | None:
     """Return what builds the method with which `fit` continues if this one fails."""
     return method.metadata.alternative if isinstance(method, Method) else None
 

@@ -16,7 +16,7 @@ from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fit import fit
-from pyrofl.inference.fitted_run.chains import Fitting
+from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.summaries import Summarized
 
@@ -94,7 +94,7 @@ class Plan(Summarized):
 
 @checked
 def plan(
-    method: Fitting,
+    method: MethodOrBuilder,
     data: Federation | Tables,
     rounds: Count | None = None,
     *,

@@ -45,7 +45,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, role
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "alpha": (0.25, 0.5, 0.75)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "alpha": (0.25, 0.5, 0.75)}
 
 
 @rebuildable

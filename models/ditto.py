@@ -43,7 +43,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "strength": (0.1, 1.0, 10.0)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "strength": (0.1, 1.0, 10.0)}
 
 
 @rebuildable

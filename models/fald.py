@@ -81,7 +81,7 @@ HELD = "server/draw"  # role of the chain, [rounds, *p]
 Surrogates = Literal["none", "diagonal", "full"]
 
 
-TUNE_OVER = {"lr": (4e-6, 1e-5, 4e-5, 1e-4), "temperature": (0.1, 0.3, 1.0)}
+SEARCH_GRID = {"lr": (4e-6, 1e-5, 4e-5, 1e-4), "temperature": (0.1, 0.3, 1.0)}
 
 
 @rebuildable

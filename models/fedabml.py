@@ -61,7 +61,7 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
-from pyrofl.models.shared.meta_gradients import descended
+from pyrofl.models.shared.meta_gradients import make_descent
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
@@ -72,7 +72,7 @@ Average = Literal["mnu", "std", "moments"]
 
 FLOOR = 1e-4  # smallest standard deviation of the prior
 
-TUNE_OVER = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.01, 0.1, 1.0)}
+SEARCH_GRID = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.01, 0.1, 1.0)}
 
 
 @rebuildable
@@ -205,7 +205,7 @@ def build(
     if is_chosen(sampling, reason_against(net, chosen, prior)):
         reads["model"] = model
         loss = Activations(net, likelihood, num_particles).negative_elbo(q, weights, kl)
-    descend = descended(loss, q.names, lr, steps)
+    descend = make_descent(loss, q.names, lr, steps)
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Update the learned prior towards the client's posterior by a gradient step.

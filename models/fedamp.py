@@ -54,7 +54,7 @@ from pyrofl.tensors import Tensors, role, under
 Part = Annotated[float, Range(0, 1)]
 
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "strength": (0.3, 1.0, 3.0)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "strength": (0.3, 1.0, 3.0)}
 
 
 @rebuildable

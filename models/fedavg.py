@@ -80,7 +80,7 @@ class CenteredTraining(SgdOptions, total=False):
 
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-TUNE_OVER = {"lr": LEARNING_RATES, "momentum": (0.0, 0.9)}
+SEARCH_GRID = {"lr": LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable

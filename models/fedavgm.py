@@ -30,7 +30,7 @@ from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.3, 1.0), "server_momentum": (0.5, 0.9)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.3, 1.0), "server_momentum": (0.5, 0.9)}
 
 
 @rebuildable

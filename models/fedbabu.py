@@ -33,9 +33,9 @@ from pyrofl.models.shared.base_and_head import head_and_base_patterns, make_pers
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-Tune = Literal["head", "base", "all"]
+TunedLayers = Literal["head", "base", "all"]
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable
@@ -44,7 +44,7 @@ def build(
     net: Network,
     *,
     head: str | None = None,
-    tune: Tune = "all",
+    tune: TunedLayers = "all",
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedBABU: FedAvg with a fixed random head, fine-tuned by each client before evaluation.

@@ -55,7 +55,7 @@ from pyrofl.tensors import Tensors, pick, role, under
 FAMILIES: dict[str, guides.Family] = {"point": guides.delta, "dirichlet": simplex.dirichlet}
 
 
-TUNE_OVER = {"lr": (0.01, 0.03, 0.05, 0.1), "components": (2, 3, 5)}
+SEARCH_GRID = {"lr": (0.01, 0.03, 0.05, 0.1), "components": (2, 3, 5)}
 
 
 @rebuildable

@@ -88,7 +88,7 @@ Moments = Literal["laplace", "langevin", "nuts", "natural"]
 FLOOR = 1e-10  # smallest variance of draws
 
 
-TUNE_OVER = {"lr": (0.003, 0.01, 0.03), "init_scale": (0.1, 0.3, 1.0), "momentum": (0.0, 0.9)}
+SEARCH_GRID = {"lr": (0.003, 0.01, 0.03), "init_scale": (0.1, 0.3, 1.0), "momentum": (0.0, 0.9)}
 
 
 @rebuildable

@@ -55,7 +55,7 @@ OpenShare = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 AFFINITY, CHOSEN, WELCOME = "server/affinity", "server/chosen", "server/welcome"
 
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "downloads": (3, 5, 10)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "downloads": (3, 5, 10)}
 
 
 @rebuildable

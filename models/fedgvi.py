@@ -55,7 +55,7 @@ RENYI = (
     "has Renyi's divergence of the guide from the cavity; the programs have the Kullback-Leibler "
     "divergence"
 )
-TUNE_OVER = {
+SEARCH_GRID = {
     "robustness": (0.2, 0.5, 0.8),
     "divergence": ("kl", "renyi"),
     "lr": (0.003, 0.01, 0.03),

@@ -76,7 +76,7 @@ from pyrofl.tensors import Tensors, like, pick, role, under
 
 NO_MOMENTS = "its second moment is below its squared mean; expected moments of a distribution"
 
-TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.03, 0.1, 0.3)}
+SEARCH_GRID = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.03, 0.1, 0.3)}
 
 
 @rebuildable
@@ -172,7 +172,7 @@ def build(
     def update(server: Tensors, pooled: Tensors) -> Tensors:
         """Update the global posterior in closed form from the clients' averaged moments."""
         clients = server["server/clients"]
-        counts = update_of(
+        counts = posterior_of(
             {n: v * clients for n, v in role("mean", pooled).items()},
             {n: v * clients for n, v in role("square", pooled).items()},
             float(clients),
@@ -208,7 +208,7 @@ def build(
         },
         aggregate=Aggregator({"*": uniform}, update, aggregation),
         adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
-        views=personal_of(anyone, fine_tune),
+        views=views_of(anyone, fine_tune),
         metadata=Metadata(
             {
                 "square/*": NOT_NEGATIVE,
@@ -233,7 +233,7 @@ class Mixture:
 
     net: Network
     likelihood: Likelihood
-    kinds: int
+    num_centers: int
     sigma: float
 
     def method(
@@ -248,14 +248,14 @@ class Mixture:
 
         def init(generator: Generator, clients: int) -> Tensors:
             """Initialize the center of each mixture component by an independent draw."""
-            each = [self.net.init(generator) for _ in range(self.kinds)]
+            each = [self.net.init(generator) for _ in range(self.num_centers)]
             loc = {n: torch.stack([one[n] for one in each]) for n in self.net.shapes}
-            mass = torch.full((self.kinds,), clients / self.kinds)
+            mass = torch.full((self.num_centers,), clients / self.num_centers)
             return under("loc", loc) | {"mass": mass, "server/clients": torch.tensor(1.0 * clients)}
 
         def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Initialize the client's model at the mixture center with the largest likelihood."""
-            at = [q.start(self.center(received, k)) for k in range(self.kinds)]
+            at = [q.start(self.center(received, k)) for k in range(self.num_centers)]
             costs = [fit(model, q, received, local | one, data) for one in at]
             best = torch.stack(costs, 1).argmin(1)  # [C]
             return q.start(self.center(received, best))
@@ -279,7 +279,9 @@ class Mixture:
             if "kind" not in message:  # the server's own
                 return pick(message, "loc/* mass")
             # [C, K, *p]
-            each = {n: v[:, None].expand(-1, self.kinds, *v.shape[1:]) for n, v in message.items()}
+            each = {
+                n: v[:, None].expand(-1, self.num_centers, *v.shape[1:]) for n, v in message.items()
+            }
             return under("loc", role("w", each)) | {"mass": message["kind"]}
 
         def update(server: Tensors, pooled: Tensors) -> Tensors:
@@ -307,7 +309,7 @@ class Mixture:
             upload=lambda received, local: pick(local, "w/* kind"),
             aggregate=Aggregator(weights, update, aggregation, named),
             adapt=(Phase((choose,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
-            views=personal_of(heaviest, fine_tune),
+            views=views_of(heaviest, fine_tune),
             metadata=Metadata({"kind": SHARE_RULE}, reads={"model": model, "guide": q}),
         )
 
@@ -331,7 +333,7 @@ class Mixture:
         return -torch.stack(parts).sum(0) / (2 * self.sigma**2)
 
 
-def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
+def views_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
     """Return the models to evaluate: the global model and, with fine-tuning, the personal one."""
 
     def own(received: Tensors, local: Tensors) -> Tensors:
@@ -347,18 +349,19 @@ def centers_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
     return {n: like(share, v) * v for n, v in mean.items()}
 
 
-def update_of(
-    first: Tensors, second: Tensors, clients: float, prior: tuple[float, float, float]
+def posterior_of(
+    sum_of_means: Tensors,
+    sum_of_squares: Tensors,
+    clients: float,
+    prior: tuple[float, float, float],
 ) -> Tensors:
     """Return mean and log scale of the global posterior, given sums of the clients' moments.
-
-    The moments are the first and the second.
 
     These are m and log (psi / n)^1/2.
     """
     count, df, spread = prior
     level, freedom = count + clients, df + clients
-    mean = {n: v / level for n, v in first.items()}
-    psi = {n: df * spread**2 + second[n] - level * v.square() for n, v in mean.items()}
+    mean = {n: v / level for n, v in sum_of_means.items()}
+    psi = {n: df * spread**2 + sum_of_squares[n] - level * v.square() for n, v in mean.items()}
     width = {n: (v / freedom).log() / 2 for n, v in psi.items()}
     return under("loc", mean) | under("log_scale", width)

@@ -46,7 +46,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role
 
-TUNE_OVER = {
+SEARCH_GRID = {
     "lr": (0.03, 0.1, 0.2),
     "temperature": (0.03, 0.1, 1.0),
     "init_scale": (0.2, 0.5),

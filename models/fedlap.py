@@ -67,7 +67,7 @@ from pyrofl.tensors import Tensors, pick, role, under
 
 Covariance = Literal["none", "diagonal", "full"]
 
-TUNE_OVER = {
+SEARCH_GRID = {
     "lr": (0.003, 0.01, 0.03),
     "damping": (0.03, 0.1, 0.2),
     "covariance": ("none", "diagonal"),

@@ -46,7 +46,7 @@ from pyrofl.tensors import Tensors
 Adaptation = Literal["adam", "yogi", "adagrad"]
 Optimizer = Literal["adam", "yogi", "adagrad", "sgd"]
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.003, 0.01, 0.03, 0.1)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.003, 0.01, 0.03, 0.1)}
 
 
 @rebuildable

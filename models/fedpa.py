@@ -45,7 +45,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.25, 0.5, 1.0), "rho": (0.01, 0.1)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.25, 0.5, 1.0), "rho": (0.01, 0.1)}
 
 
 @rebuildable

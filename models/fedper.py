@@ -27,7 +27,7 @@ from pyrofl.models.shared.base_and_head import head_and_base_patterns, make_pers
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable

@@ -31,7 +31,7 @@ from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "mu": (0.01, 0.1, 1.0)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "mu": (0.01, 0.1, 1.0)}
 
 
 @rebuildable

@@ -67,7 +67,7 @@ from pyrofl.tensors import Tensors, role, times, under
 STANDARD = fixed()  # Normal(0, 1)
 NOISE = "_spread", "_strata"  # auxiliary sites of shared and of other parameters
 
-TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "momentum": (0.0, 0.9), "epochs": (2, 5)}
+SEARCH_GRID = {"lr": (0.003, 0.01, 0.03, 0.1), "momentum": (0.0, 0.9), "epochs": (2, 5)}
 
 
 @rebuildable

@@ -51,7 +51,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
-TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "strength": (0.3, 1.0, 3.0)}
+SEARCH_GRID = {"lr": (0.003, 0.01, 0.03, 0.1), "strength": (0.3, 1.0, 3.0)}
 
 
 @rebuildable

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from pyrofl.arguments import WITH_MORE_OPTIONS, Positive, checked
-from pyrofl.choices import Hierarchical
+from pyrofl.arguments import OPTION_HINTS, Positive, checked
+from pyrofl.choices import HierarchicalMethod
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
@@ -22,7 +22,7 @@ from pyrofl.models.likelihood_factors.linear import is_exact_after_one_round
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 
 __all__ = ["hierarchical"]
-WITH_MORE_OPTIONS[__name__] = (pvi.hierarchical, "pvi.hierarchical")
+OPTION_HINTS[__name__] = (pvi.hierarchical, "pvi.hierarchical")
 
 
 @checked
@@ -33,7 +33,7 @@ def hierarchical(
     shared: str,
     guide: Family | None = None,
     improper_sd: Positive = 10.0,
-    method: Hierarchical = "auto",
+    method: HierarchicalMethod = "auto",
 ) -> Method:
     """Build the method with the fewest rounds for your own hierarchical Pyro program.
 

@@ -26,7 +26,7 @@ from pyrofl.models.shared.base_and_head import make_personal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "momentum": (0.0, 0.9)}
 
 
 @rebuildable

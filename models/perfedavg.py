@@ -35,12 +35,12 @@ from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.inference.definition.method import Method, Phase, as_received, as_trained
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.shared.meta_gradients import PARTS, Order, maml
+from pyrofl.models.shared.meta_gradients import BATCH_PARTS, Order, maml
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {
+SEARCH_GRID = {
     "lr": (0.01, 0.03, 0.1, 0.3),
     "inner_lr": (0.01, 0.05, 0.2),
     "order": ("hessian_free", "first"),
@@ -78,7 +78,9 @@ def build(
         base,
         name="perfedavg",
         phases=(
-            replace(train, updates=(ahead,), batch=train.batch and PARTS[order] * train.batch),
+            replace(
+                train, updates=(ahead,), batch=train.batch and BATCH_PARTS[order] * train.batch
+            ),
         ),
         adapt=(Phase((inner,)), *base.adapt),
         views={"personal": as_trained, "global": as_received},

@@ -61,7 +61,7 @@ FAMILIES: Mapping[str, guides.Family] = {
     "dirichlet": simplex.dirichlet,
 }
 
-TUNE_OVER = {"lr": (0.03, 0.1, 0.3, 1.0), "lr_alpha": (0.3, 1.0, 3.0)}
+SEARCH_GRID = {"lr": (0.03, 0.1, 0.3, 1.0), "lr_alpha": (0.3, 1.0, 3.0)}
 
 
 @rebuildable

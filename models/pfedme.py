@@ -41,7 +41,7 @@ from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": (0.01, 0.05, 0.2), "strength": (1.0, 5.0, 15.0), "lr_center": (0.05, 0.2, 0.5)}
+SEARCH_GRID = {"lr": (0.01, 0.05, 0.2), "strength": (1.0, 5.0, 15.0), "lr_center": (0.05, 0.2, 0.5)}
 
 
 @rebuildable

@@ -60,7 +60,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, matches, pick, renamed, role, squared_distance, total, under
 
-TUNE_OVER = {"lr_head": (0.0003, 0.001, 0.003, 0.01), "lr_base": (0.0003, 0.001, 0.003, 0.01)}
+SEARCH_GRID = {"lr_head": (0.0003, 0.001, 0.003, 0.01), "lr_base": (0.0003, 0.001, 0.003, 0.01)}
 CEILING = 1e12  # with no variance at all the objective is unbounded at mu_j = w
 Confidence = Literal["full", "uncertainty", "deviation"]
 

@@ -56,7 +56,7 @@ from pyrofl.tensors import Tensors, role, under
 HALVINGS = 50  # of the interval in which beta is looked for
 
 
-TUNE_OVER = {"lr": (0.01, 0.05, 0.1), "chain_lr": (0.005, 0.05), "beta": (0.0, 0.5, 1.0)}
+SEARCH_GRID = {"lr": (0.01, 0.05, 0.1), "chain_lr": (0.005, 0.05), "beta": (0.0, 0.5, 1.0)}
 
 
 @rebuildable

@@ -31,7 +31,7 @@ from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.25, 0.5, 1.0)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.25, 0.5, 1.0)}
 
 
 @rebuildable

@@ -50,7 +50,7 @@ from pyrofl.tensors import Tensors, like, role, under
 Option = Literal["I", "II"]
 KNOWN = "server/own"  # every c_j, where the server remembers them
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.3, 1.0)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "server_lr": (0.3, 1.0)}
 
 
 @rebuildable

@@ -95,7 +95,7 @@ CONVERSIONS: dict[Any, tuple[type, Callable[[Any], Any]]] = {}
 """Annotated class -> another class whose values are converted to it, and the conversion."""
 
 
-WITH_MORE_OPTIONS: dict[str, tuple[Callable[..., Any], str]] = {}
+OPTION_HINTS: dict[str, tuple[Callable[..., Any], str]] = {}
 """Module of a function -> a function with more options, and its name in messages."""
 
 
@@ -110,7 +110,7 @@ def checked(function: F) -> F:
         except TypeError as error:
             unknown = sorted(kwargs.keys() - signature.parameters.keys())
             hint = f"; {_hint(unknown[0], list(signature.parameters))}" if unknown else ""
-            other, name = WITH_MORE_OPTIONS.get(function.__module__, (None, ""))
+            other, name = OPTION_HINTS.get(function.__module__, (None, ""))
             if unknown and other and unknown[0] in inspect.signature(other).parameters:
                 hint = f"; it is an option of {name}"
             raise TypeError(f"{function.__qualname__}() {error}{hint}") from None

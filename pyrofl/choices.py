@@ -18,7 +18,7 @@ Scaling = Literal["standardize", "none"]
 OnBadMessage = Literal["reject", "raise"]
 Engine = Literal["local", "ray"]
 Until = Literal["converged"]
-Hierarchical = Literal["auto", "likelihood_factors", "pvi"]
+HierarchicalMethod = Literal["auto", "likelihood_factors", "pvi"]
 """Method of a hierarchical program; "auto" may switch from likelihood factors to PVI."""
 
 Logger = Literal["tensorboard", "mlflow"]

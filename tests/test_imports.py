@@ -152,7 +152,7 @@ ONE_DOT_AWAY = {
     "guides": "delta full_covariance mean_field",
     "likelihoods": "categorical normal",
     "loggers": "mlflow tensorboard",
-    "meta_gradients": "descended maml",
+    "meta_gradients": "make_descent maml",
     "metrics": "calibration_error",
     "models": "fedavg.build pfedvem.build pvi.hierarchical",
     "nets": "Network build",

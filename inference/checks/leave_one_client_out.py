@@ -43,9 +43,9 @@ class Estimate(NamedTuple):
     """Leave-one-client-out estimate of one client: log densities, standard error and Pareto k."""
 
     elpd: float  # given the others
-    error: float  # its Monte Carlo standard error
+    mcse: float  # its Monte Carlo standard error
     in_sample: float  # log density given all, the client too
-    k: float  # Pareto k of the weights
+    pareto_k: float  # Pareto k of the weights
 
 
 @checked
@@ -110,14 +110,14 @@ def loco(
         refuse_other_data(run.data, data)
         get_factors(run)
     each = [[_estimate(run, name, draws, rounds) for name in names] for run in runs]
-    elpd, error, in_sample, k = np.moveaxis(np.array(each), -1, 0)  # [runs, clients] each
+    elpd, mcse, in_sample, pareto_k = np.moveaxis(np.array(each), -1, 0)  # [runs, clients] each
     # Runs count the same: their densities are averaged.
     share = np.exp(elpd - elpd.max(0))
-    errors = np.sqrt((share**2 * error**2).sum(0)) / share.sum(0)
+    combined_mcse = np.sqrt((share**2 * mcse**2).sum(0)) / share.sum(0)
     elpd, in_sample = (np.logaddexp.reduce(v, 0) - np.log(len(runs)) for v in (elpd, in_sample))
-    coords = {"client": names, "mcse": ("client", errors)}
+    coords = {"client": names, "mcse": ("client", combined_mcse)}
     by_client = xarray.DataArray(elpd, coords, ("client",))
-    ks = xarray.DataArray(k.max(0), {"client": names}, ("client",))
+    ks = xarray.DataArray(pareto_k.max(0), {"client": names}, ("client",))
     estimates = elpd_data(by_client, float((in_sample - elpd).sum()), ks, draws * len(runs))
     bad = ks["client"].values[ks > estimates.good_k]
     if len(bad):
@@ -128,30 +128,32 @@ def loco(
     return estimates
 
 
-def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
+def _estimate(run: Run, client: str, draws: int, rounds_without: int) -> Estimate:
     """Estimate the log density of a client's rows given all other clients."""
     factors, data = get_factors(run), run.data
-    state = factors.without(run, client, rounds)
+    state = factors.without(run, client, rounds_without)
     ids = torch.tensor([data.names.index(client)])
     method = replace(run.method, views={**run.method.views, "others": factors.others})
     log_w, log_v, excess, likelihoods = [], [], [], []
     for view in (run.method.main_view, "others"):
         spec = EvaluationSpec(model=view, draws=-(-draws // 2), seed=run.seed)
-        (said,) = pointwise(method, data, state, ids, spec)
-        sites = {n: v.value[:, 0, 0] for n, v in said["posterior"].items()}  # [S, *p]
+        (values,) = pointwise(method, data, state, ids, spec)
+        sites = {n: v.value[:, 0, 0] for n, v in values["posterior"].items()}  # [S, *p]
         shared = {n: v for n, v in sites.items() if matches(n, method.shared)}
-        density = {n: v.value.flatten() for n, v in said["density"].items()}  # [S]
+        density = {n: v.value.flatten() for n, v in values["density"].items()}  # [S]
         prior = density["shared log_p"]
-        every, others, left = factors.densities(state.server, data.cohort(ids), shared, prior)
-        middle = torch.logaddexp(every, others) - np.log(2)
-        log_v.append(left - middle)
-        log_w.append(left - middle + density["log_p"] - density["log_q"])
-        excess.append((others - middle).exp() - 1)
-        likelihoods.append(_log_likelihood(said, method.shared))
-    (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))  # log_w [2, S]
+        log_q, log_q_without, log_target = factors.densities(
+            state.server, data.cohort(ids), shared, prior
+        )
+        middle = torch.logaddexp(log_q, log_q_without) - np.log(2)
+        log_v.append(log_target - middle)
+        log_w.append(log_target - middle + density["log_p"] - density["log_q"])
+        excess.append((log_q_without - middle).exp() - 1)
+        likelihoods.append(_log_likelihood(values, method.shared))
+    (top, w), (below, v) = (_pair_weights(torch.stack(two)) for two in (log_w, log_v))  # [2, S]
     # Draws of q and of q / t_j use the same noise, so that each pair is averaged first.
     control = torch.stack(excess).mean(0) * factors.normalized  # [S]
-    (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, control) for x in (w, v))
+    (w_mean, w_rest), (v_mean, v_rest) = (_controlled_mean(x, control) for x in (w, v))
     rest = w_rest / w_mean - v_rest / v_mean
     elpd = float(top - below + (w_mean / v_mean).log())
     if not np.isfinite(elpd):
@@ -161,13 +163,13 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         )
     return Estimate(
         elpd=elpd,
-        error=float(rest.std() / len(rest) ** 0.5),
+        mcse=float(rest.std() / len(rest) ** 0.5),
         in_sample=float(likelihoods[0].logsumexp(0) - np.log(len(likelihoods[0]))),
-        k=smoothed(torch.stack(log_w).flatten().cpu())[1],
+        pareto_k=smoothed(torch.stack(log_w).flatten().cpu())[1],
     )
 
 
-def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+def _pair_weights(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest log importance weight, and relative weights averaged over pairs of draws.
 
     Each pair of draws uses the same noise.
@@ -176,7 +178,7 @@ def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     return top, (log_weights - top).exp().mean(0)
 
 
-def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+def _controlled_mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of values [S] adjusted by a control variate, and the residuals."""
     centered = control - control.mean()
     spread = centered.square().sum()
@@ -185,7 +187,7 @@ def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
     return mean, value - value.mean() - slope * centered
 
 
-def _log_likelihood(said: ClientValues, shared: str) -> Tensor:
+def _log_likelihood(values: ClientValues, shared: str) -> Tensor:
     """Return the joint log likelihood of a client's rows, for each posterior draw: [S]."""
-    local_priors = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
-    return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in local_priors)
+    local_priors = (v.value for n, v in values["log_prior"].items() if not matches(n, shared))
+    return values["density"]["log_p"].value.flatten() - sum(v.flatten() for v in local_priors)

@@ -32,16 +32,16 @@ from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.summaries import Summarized
 from pyrofl.tensors import Tensors
 
-Fitting = Method | Callable[[int], Method]
+MethodOrBuilder = Method | Callable[[int], Method]
 
-ORDER: tuple[Kind, ...] = ("diverged", "stuck", "not converged", "converged")
+WORST_FIRST: tuple[Kind, ...] = ("diverged", "stuck", "not converged", "converged")
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
 class FitOptions(LoopOptions, total=False):
-    """Optional keyword arguments of `fit` that are the same for all seeds."""
+    """Optional keyword arguments of `fit`, shared by all runs; `seed` is that of the first run."""
 
     seed: Seed | None
     server_state: Tensors | RoundState | None
@@ -101,7 +101,7 @@ class Chains(Summarized, Sequence[Run]):
         cls,
         folder: str | Path,
         *,
-        method: Fitting | None = None,
+        method: MethodOrBuilder | None = None,
         data: Federation | Tables | None = None,
     ) -> Chains:
         """Load runs that `save` wrote; arguments and errors are those of `pyrofl.load`."""
@@ -195,7 +195,7 @@ class Chains(Summarized, Sequence[Run]):
     def status(self) -> ConvergenceStatus:
         """Return the worst convergence status of all runs, with the run's seed."""
         each = [(run.seed, run.status) for run in self.runs]
-        seed, worst = min(each, key=lambda one: ORDER.index(one[1].kind))
+        seed, worst = min(each, key=lambda one: WORST_FIRST.index(one[1].kind))
         return replace(worst, why=f"seed {seed}: {worst.why}")
 
     @property
@@ -208,20 +208,20 @@ class Chains(Summarized, Sequence[Run]):
         return {f"seed {run.seed}": f"{run.state.number} rounds, {run.status}" for run in self}
 
 
-def beginnings(
-    seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
+def seeds_and_starts(
+    seeds: int | Sequence[Seed] | None, seed: Seed | None, resume_from: object
 ) -> list[dict[str, Any]]:
     """Return the seed of each chain, and the earlier run that it resumes, if any."""
-    if isinstance(start, Chains):
+    if isinstance(resume_from, Chains):
         if seeds is not None or seed is not None:
             raise ValueError(
                 "resume_from is Chains, which have their own seeds; leave out seed and seeds"
             )
-        return [{"seed": run.seed, "resume_from": run} for run in start]
-    if start is not None:
+        return [{"seed": run.seed, "resume_from": run} for run in resume_from]
+    if resume_from is not None:
         raise ValueError(
-            f"resume_from is a {type(start).__name__}, which has one seed; pass Chains to resume "
-            "several runs, or leave out seeds"
+            f"resume_from is a {type(resume_from).__name__}, which has one seed; pass Chains to "
+            "resume several runs, or leave out seeds"
         )
     if isinstance(seeds, Sequence):
         if seed is not None:

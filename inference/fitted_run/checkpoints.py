@@ -26,7 +26,7 @@ from pyrofl.tensors import Tensors
 
 __all__ = ["Keeper", "load", "restore_run", "save"]
 
-MAX_NAMED = 3  # parts of a method that differ
+MAX_PARTS_IN_ERROR = 3  # parts of a method that differ
 
 
 def load(
@@ -101,7 +101,7 @@ def _refuse_other_method(
     alike = {n for n, v in constants.items() if n in now.constants and _layout(v, now.constants[n])}
     names = (n for n in method | now.parts if n not in alike)
     if differ := [n for n in names if method.get(n) != now.parts.get(n)]:
-        few = differ[:MAX_NAMED]
+        few = differ[:MAX_PARTS_IN_ERROR]
         named = ({n: parts.get(n) for n in few} for parts in (method, now.parts))
         checkpoint_file.refuse_differences(f"checkpoint {path}", *named)
 

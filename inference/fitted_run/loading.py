@@ -23,7 +23,7 @@ from pyrofl.inference.fitted_run.checkpoints import restore_run
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import settings_of_run
 
-MAX_NAMED = 3  # parts of a method that differ
+MAX_PARTS_IN_ERROR = 3  # parts of a method that differ
 
 
 @checked
@@ -99,7 +99,7 @@ def _rebuild_method(path: Path, content: dict[str, Any]) -> Method:
         raise ValueError(f"{path} specifies a {type(method).__name__}, not a method; {cure}")
     was, now = content["method"], described(method)
     if changed := [name for name in was | now if was.get(name) != now.get(name)]:
-        few = ", ".join(changed[:MAX_NAMED])
+        few = ", ".join(changed[:MAX_PARTS_IN_ERROR])
         raise ValueError(
             f"the method in {path} differs from {method.name or 'the method'} of the library in "
             f"{few}; {cure}"

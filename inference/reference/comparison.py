@@ -41,7 +41,7 @@ def compare_posteriors(
     from scipy.stats import energy_distance
 
     variables, other = (
-        _drawn(one, group, draws)[group].data_vars for one in (federated, reference)
+        _as_arviz(one, group, draws)[group].data_vars for one in (federated, reference)
     )
     common = [n for n in variables if n in other]
     if not common:
@@ -91,7 +91,7 @@ def _aligned(
     return one, other
 
 
-def _drawn(source: Any, group: str, draws: int) -> Any:
+def _as_arviz(source: Any, group: str, draws: int) -> Any:
     """Return posterior draws of a run as ArviZ data; return ArviZ data unchanged."""
     if isinstance(source, Run):
         return source.to_arviz(draws, groups=(group,))

@@ -50,11 +50,11 @@ Dims = Mapping[str, tuple[str, ...]]
 
 # Spread of the starts; steps and learning rate of the ascent.
 START_SPREAD, ASCENT_STEPS, ASCENT_LEARNING_RATE = 0.5, 50, 0.05
-TIMES, FIRST = 2, 8  # choices of the coordinates, and draws of each chain for them
+TUNING_PASSES, TUNING_DRAWS = 2, 8  # choices of the coordinates, and draws of each chain for them
 THINNING, JITTER = 2, 0.8  # iterations per draw, and largest decrease of the step size
-SHORTEST = 4  # draws of a chain that R-hat and effective sample sizes need
-TARGET = 0.9  # mean probability of acceptance
-MIXED, ENOUGH, WRONG = 1.05, 400, 0.005  # limits of R-hat, effective draws and divergences
+MIN_DRAWS = 4  # draws of a chain that R-hat and effective sample sizes need
+TARGET_ACCEPTANCE = 0.9  # mean probability of acceptance
+MAX_R_HAT, MIN_ESS, MAX_DIVERGING = 1.05, 400, 0.005  # MAX_DIVERGING: part of the trajectories
 
 
 @checked
@@ -103,27 +103,27 @@ def hmc(
         >>> exact = reference.hmc(model, data, shared="mu tau")  # doctest: +SKIP
         >>> reference.compare_posteriors(run, exact)  # doctest: +SKIP
     """
-    if draws < SHORTEST:
+    if draws < MIN_DRAWS:
         raise ValueError(
-            f"draws is {draws}; expected a whole number of at least {SHORTEST}, which R-hat needs"
+            f"draws is {draws}; expected a whole number of at least {MIN_DRAWS}, which R-hat needs"
         )
     joint = joined(model, data, state, seed, shared)
     with alone(data, seed):
         source = stream(seed, Stream.SAMPLER, 0)
         density = JointDensity.of(joint)
         start = _starts(density, chains, source)
-        for _ in range(TIMES):
-            rough = sampled(density, start, source, FIRST, 1, JITTER, TARGET)
+        for _ in range(TUNING_PASSES):
+            rough = sampled(density, start, source, TUNING_DRAWS, 1, JITTER, TARGET_ACCEPTANCE)
             density, w = density.centered(rough.u)
             start = w[-chains:]
-        sample = sampled(density, start, source, draws, THINNING, JITTER, TARGET)
+        sample = sampled(density, start, source, draws, THINNING, JITTER, TARGET_ACCEPTANCE)
         with torch.no_grad():
             parts = [density.evaluate(some).values for some in sample.u.split(chains)]
     # Draws of one iteration are adjacent.
     sites = {n: torch.stack([part[n] for part in parts], 1) for n in parts[0]}
     diverging = sample.diverging.reshape(draws, chains).T  # [chains, draws], as sites
-    quality = _judge(sample, chains)
-    return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging}, quality)
+    quality = _check_quality(sample, chains)
+    return _as_arviz(joint, sites, seed, dims or {}, {"diverging": diverging}, quality)
 
 
 def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torch.Tensor:
@@ -138,21 +138,22 @@ def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torc
     return approach(density, w.detach(), source)
 
 
-def _judge(sample: Draws, chains: int) -> dict[str, float]:
+def _check_quality(sample: Draws, chains: int) -> dict[str, float]:
     """Return R-hat and the effective sample size; warn if these or divergences are bad."""
     # [D, chains, draws]
     each = sample.u.unflatten(0, (-1, chains)).permute(2, 1, 0).double().numpy()
     az = import_arviz()
-    ess, wrong = (
+    ess, diverged = (
         min(float(az.ess(one)) for one in each),
         float(sample.diverging.double().mean()),
     )
-    if not sample.r_hat <= MIXED or not ess >= ENOUGH or wrong >= WRONG:
+    if not sample.r_hat <= MAX_R_HAT or not ess >= MIN_ESS or diverged >= MAX_DIVERGING:
         warn_user(
-            f"the draws are unreliable: R-hat is {sample.r_hat:.2f} (at most {MIXED} is good), the "
-            f"effective sample size of {len(sample.u):,} draws is {ess:.0f} ({ENOUGH} are "
-            f"sufficient), and {wrong:.1%} of the trajectories diverged (below {WRONG:.1%} is "
-            "good); take more draws, reparametrize the program, or compare with reference.nuts"
+            f"the draws are unreliable: R-hat is {sample.r_hat:.2f} (at most {MAX_R_HAT} is good), "
+            f"the effective sample size of {len(sample.u):,} draws is {ess:.0f} ({MIN_ESS} are "
+            f"sufficient), and {diverged:.1%} of the trajectories diverged (below "
+            f"{MAX_DIVERGING:.1%} is good); take more draws, reparametrize the program, or compare "
+            "with reference.nuts"
         )
     return {"r_hat": sample.r_hat, "ess": ess}
 
@@ -211,7 +212,7 @@ def nuts(
         diverging[chain, sampler.diagnostics()["divergences"]["chain 0"]] = True
     # [chains, draws, ...]
     sites = {n: torch.stack([one[n] for one in chain_draws]) for n in chain_draws[0]}
-    return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging})
+    return _as_arviz(joint, sites, seed, dims or {}, {"diverging": diverging})
 
 
 @checked
@@ -276,7 +277,7 @@ def centralized(
         sites = {n: torch.stack([t.nodes[n]["value"] for t in traces])[None] for n in names}
         log_q = torch.stack([t.log_prob_sum().detach() for t in traces])[None]  # [1, draws]
     stats = {"loss": torch.full((1, draws), loss.item()), "log_q": log_q}
-    return _gathered(joint, sites, seed, dims or {}, stats)
+    return _as_arviz(joint, sites, seed, dims or {}, stats)
 
 
 def pooled(data: Federation) -> Federation:
@@ -285,7 +286,7 @@ def pooled(data: Federation) -> Federation:
     return replace(data, train=(train,), test=(test,), names=("all",), held_out=0)
 
 
-def _gathered(
+def _as_arviz(
     joint: Joint,
     sites: Tensors,
     seed: int,

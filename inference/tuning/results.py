@@ -92,13 +92,13 @@ class TuningResult(Summarized):
         return fmean(self._scores(self.chosen).values())
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         """Total training time of all trials, in seconds."""
         last = {(one.setting, one.seed): one.seconds for one in self.trials}
         return sum(last.values())
 
     @property
-    def rounds(self) -> int:
+    def total_rounds(self) -> int:
         """Total number of training rounds of all trials."""
         last = {(one.setting, one.seed): one.rounds for one in self.trials}
         return sum(last.values())
@@ -106,9 +106,9 @@ class TuningResult(Summarized):
     @property
     def margins(self) -> tuple[Margin, ...]:
         """Score differences between the chosen setting and each other finalist, best first."""
-        better = sign(self.metric)
+        better = loss_sign(self.metric)
         best, others = self._scores(self.chosen), list[Margin]()
-        for place in ranked(self.trials, self.metric):
+        for place in ranked_settings(self.trials, self.metric):
             scores_by_seed = self._scores(place)
             if place != self.chosen and scores_by_seed.keys() >= best.keys():
                 by_seed = [better * (scores_by_seed[k] - best[k]) for k in best]
@@ -117,7 +117,7 @@ class TuningResult(Summarized):
         return tuple(others)
 
     @property
-    def at_edge(self) -> list[str]:
+    def edge_warnings(self) -> list[str]:
         """Warnings of chosen numbers that are the smallest or largest of at least three.
 
         A smallest value of 0 is left out, as it is usually the smallest valid one.
@@ -137,7 +137,7 @@ class TuningResult(Summarized):
                 texts.append(f"{name}={value} is {which} and was chosen; widen the grid")
         return texts
 
-    def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
+    def rows(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
         """Return a table of trials, one row each; only finalists have a margin to the best.
 
         The columns are `COLUMNS`.
@@ -154,7 +154,7 @@ class TuningResult(Summarized):
                 t.score,
                 *(
                     margin_by_setting.get(t.setting, ("", ""))
-                    if t.rounds == self._rounds
+                    if t.rounds == self._final_rounds
                     else ("", "")
                 ),
                 t.setting == self.chosen,
@@ -167,7 +167,7 @@ class TuningResult(Summarized):
         """Return a DataFrame with one row per trial, including its training time in seconds."""
         from pandas import DataFrame
 
-        table = DataFrame(self.lines(), columns=list(COLUMNS))
+        table = DataFrame(self.rows(), columns=list(COLUMNS))
         return table.assign(seconds=[one.seconds for one in self.trials])
 
     @property
@@ -181,15 +181,15 @@ class TuningResult(Summarized):
         seeds = len(self._scores(self.chosen))
         return {
             "chosen": describe_setting(self.best),
-            self.metric: f"{self.score:.4g} after {self._rounds} rounds, {_seeds(seeds)}",
-            **({"margin": self.margin} if self.margins else {}),
-            **({"at the edge": "; ".join(self.at_edge)} if self.at_edge else {}),
-            "rounds": f"{self.rounds} in all, {self.seconds:.1f} s of training",
+            self.metric: f"{self.score:.4g} after {self._final_rounds} rounds, {_seeds(seeds)}",
+            **({"margin": self.margin_text} if self.margins else {}),
+            **({"at the edge": "; ".join(self.edge_warnings)} if self.edge_warnings else {}),
+            "rounds": f"{self.total_rounds} in all, {self.total_seconds:.1f} s of training",
             "failed": f"{len(failed)} of {len(self.settings)}",
         }
 
     @property
-    def margin(self) -> str:
+    def margin_text(self) -> str:
         """Score margin of the chosen setting over the runner-up, as text; "" if there is none."""
         if not self.margins:
             return ""
@@ -203,7 +203,7 @@ class TuningResult(Summarized):
         )
 
     @property
-    def _rounds(self) -> int:
+    def _final_rounds(self) -> int:
         return max(one.rounds for one in self.trials if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
@@ -211,7 +211,7 @@ class TuningResult(Summarized):
         return {
             one.seed: one.score
             for one in self.trials
-            if (one.setting, one.rounds) == (place, self._rounds)
+            if (one.setting, one.rounds) == (place, self._final_rounds)
         }
 
 
@@ -231,12 +231,12 @@ def _seeds(count: int) -> str:
     return f"{count} seed{'s' * (count > 1)}"
 
 
-def sign(by: Metric) -> int:
+def loss_sign(by: Metric) -> int:
     """Return -1 for a metric of which larger values are better, and 1 otherwise."""
     return -1 if by == "accuracy" else 1
 
 
-def ranked(trials: Sequence[Trial], by: Metric) -> list[int]:
+def ranked_settings(trials: Sequence[Trial], by: Metric) -> list[int]:
     """Return indices of settings, ranked by numbers of rounds and seeds, then by mean score.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
@@ -252,6 +252,6 @@ def ranked(trials: Sequence[Trial], by: Metric) -> list[int]:
         means,
         key=lambda which: (
             *(-trials_by_setting[which][0].rounds, -len(trials_by_setting[which])),
-            *(sign(by) * means[which], which),
+            *(loss_sign(by) * means[which], which),
         ),
     )

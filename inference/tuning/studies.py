@@ -26,10 +26,10 @@ from pyrofl.files.own_files import open_own
 from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fit import fit
-from pyrofl.inference.fitted_run.chains import Fitting
+from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.inference.tuning.results import Setting, Trial, sign
+from pyrofl.inference.tuning.results import Setting, Trial, loss_sign
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -127,7 +127,7 @@ def load_study(storage: BaseStorage, metric: Metric, k: int) -> Study:
         storage=storage,
         study_name=f"seed {k}",
         load_if_exists=True,
-        direction="minimize" if sign(metric) > 0 else "maximize",
+        direction="minimize" if loss_sign(metric) > 0 else "maximize",
         sampler=optuna.samplers.RandomSampler(0),  # not used, as all parameters are enqueued
         pruner=pruners.NopPruner() if k else pruners.MedianPruner(FINALISTS),
     )
@@ -171,7 +171,7 @@ def ask(study: Study, settings: Sequence[Setting], place: int) -> OptunaTrial:
 
 def train(
     trial: OptunaTrial,
-    method: Fitting,
+    method: MethodOrBuilder,
     held: Federation,
     stops: Sequence[int],
     metric: Metric,
@@ -207,7 +207,7 @@ def train(
 
 
 def _fit(
-    method: Fitting, held: Federation, rounds: int, run: Run | None, how: Mapping[str, Any]
+    method: MethodOrBuilder, held: Federation, rounds: int, run: Run | None, how: Mapping[str, Any]
 ) -> tuple[Run | None, str]:
     """Train until a round and evaluate; return the run and a problem, or ""."""
     try:

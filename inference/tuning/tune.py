@@ -27,10 +27,16 @@ from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.seeds import Seed, later, separate
 from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.start import by_round
-from pyrofl.inference.fitted_run.chains import Fitting
+from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.inference.tuning import studies
-from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, describe_setting, ranked
+from pyrofl.inference.tuning.results import (
+    Setting,
+    Trial,
+    TuningResult,
+    describe_setting,
+    ranked_settings,
+)
 from pyrofl.partitions.validation import held_back
 from pyrofl.user_warnings import warn_user
 
@@ -43,7 +49,7 @@ class AllFailed(ValueError):
 
 @checked
 def tune(
-    build: Callable[..., Fitting],
+    build: Callable[..., MethodOrBuilder],
     data: Federation,
     param_grid: Mapping[str, Any] | Sequence[Setting],
     rounds: Count,
@@ -123,13 +129,13 @@ def tune(
             return [row for i, one in done for row in studies.rows_of(one, i, k, stops)]
 
         rows = compared(len(settings), by, trained, seeds)
-    result = TuningResult(settings, tuple(rows), by, ranked(rows, by)[0])
-    for text in result.at_edge:
+    result = TuningResult(settings, tuple(rows), by, ranked_settings(rows, by)[0])
+    for text in result.edge_warnings:
         warn_user(text)
     return result
 
 
-def _hash(methods: Sequence[Fitting]) -> str:
+def _hash(methods: Sequence[MethodOrBuilder]) -> str:
     parts = [described(by_round(method)(0)) for method in methods]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -213,11 +219,11 @@ def compared(
     settings `which` with the k-th seed.
     """
     trials = trained(0, range(count))
-    finalists = ranked(trials, by)[: studies.FINALISTS]
+    finalists = ranked_settings(trials, by)[: studies.FINALISTS]
     for k in range(1, seeds if len(finalists) > 1 else 1):
         failed = {one.setting for one in trials if one.problem}
         trials += trained(k, [i for i in finalists if i not in failed])
-    if not ranked(trials, by):
+    if not ranked_settings(trials, by):
         raise AllFailed(
             f"all {count} settings fail, the first: {trials[0].problem}; try others, such as "
             "smaller learning rates"

@@ -18,12 +18,12 @@ from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.tensors import Tensors, matches, suggest_name, unmatched_patterns
 
 
-def refuse_idle_patterns(
+def refuse_unmatched_patterns(
     method: Method,
     local: Tensors,
     server: Tensors,
-    after: Tensors | None,
-    travels: Tensors,
+    state_after: Tensors | None,
+    message_and_received: Tensors,
     sites: list[str],
 ) -> None:
     """Raise ValueError for a name pattern of the method that matches no tensor or site."""
@@ -42,14 +42,14 @@ def refuse_idle_patterns(
         *of_kind(method.metadata.tensors, Rule),
         *of_kind(method.metadata.tensors, WireCost),
     ):
-        checks.append(("metadata of messages", names, travels))
+        checks.append(("metadata of messages", names, message_and_received))
     for names, moments in of_kind(method.metadata.tensors, Moments):
         checks.append(("metadata Moments", names, {**server, **local}))
         if moments.optimal:
             checks.append(("metadata Moments", " ".join(moments.optimal), local))
-    if after is not None:
+    if state_after is not None:
         monitors = of_kind(method.metadata.tensors, Monitor)
-        checks += [("Monitor", names, after) for names, _ in monitors]
+        checks += [("Monitor", names, state_after) for names, _ in monitors]
     for what, patterns, valid_names in checks:
         for pattern in unmatched_patterns(patterns, valid_names):
             raise ValueError(
@@ -57,7 +57,9 @@ def refuse_idle_patterns(
             )
 
 
-def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
+def refuse_ineffective_aggregation_patterns(
+    method: Method, server: Tensors, message: Tensors
+) -> None:
     """Raise ValueError for a name pattern of the aggregation that has no effect."""
     if isinstance(aggregate := method.aggregate, Aggregator):
         values = aggregate.transform_messages(server, message)

@@ -46,7 +46,10 @@ from pyrofl.inference.validation.independence import (
     steadied,
     undrawn,
 )
-from pyrofl.inference.validation.patterns import refuse_idle_patterns, refuse_idle_pools
+from pyrofl.inference.validation.patterns import (
+    refuse_ineffective_aggregation_patterns,
+    refuse_unmatched_patterns,
+)
 from pyrofl.inference.validation.program_checker import ProgramChecker
 from pyrofl.inference.validation.real_clients import refuse_dependent_clients, with_real_ids
 from pyrofl.inference.validation.repeatability import Reruns
@@ -212,9 +215,9 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     refuse_still(trial, steps)
     trial.refuse_mixed_clients(trial_round, again.refuse_mixed_clients)
     message = trial.message(trial_round)
-    refuse_idle_pools(method, state.server, message)
+    refuse_ineffective_aggregation_patterns(method, state.server, message)
     after = _aggregated(method, few, state.server, message)
-    refuse_idle_patterns(method, local, state.server, after, message | received, look.sites)
+    refuse_unmatched_patterns(method, local, state.server, after, message | received, look.sites)
     refuse_odd_views(method, look)
     trial.refuse_mixed_results(trial_round)
     look.warn_of_still_tensors(

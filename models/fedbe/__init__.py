@@ -123,7 +123,7 @@ class FedBESettings(Teaching, fedavg.Training, total=False):
     """Settings of the server's distillation and of the clients' local training."""
 
 
-TUNE_OVER = {"lr": fedavg.LEARNING_RATES, "distil_lr": (0.001, 0.003, 0.01)}
+SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "distil_lr": (0.001, 0.003, 0.01)}
 
 
 @rebuildable

@@ -126,7 +126,7 @@ RUNAWAY = Monitor(
     words=f"share of dropout rates above {pruning.HIGH}",
 )
 
-TUNE_OVER = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}
+SEARCH_GRID = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}
 
 
 @rebuildable

@@ -66,7 +66,7 @@ from pyrofl.tensors import Tensors, role, under
 SPREADS = ("log_length", "log_scale")  # log l and log s, which are trained as w is
 
 
-TUNE_OVER = {"lr": (0.01, 0.03, 0.05, 0.1), "length": (0.5, 1.0, 2.0)}
+SEARCH_GRID = {"lr": (0.01, 0.03, 0.05, 0.1), "length": (0.5, 1.0, 2.0)}
 
 
 @rebuildable

@@ -113,7 +113,7 @@ __all__ = ["build", "hierarchical"]
 STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
 
-TUNE_OVER = {
+SEARCH_GRID = {
     "lr": (0.003, 0.01, 0.03),
     "init_scale": (0.2, 0.5, 1.0),
     "warm_start": (5, 10),

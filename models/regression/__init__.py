@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyrofl.arguments import checked
-from pyrofl.choices import Hierarchical
+from pyrofl.choices import HierarchicalMethod
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.models.regression.agreement import Agreement
@@ -28,7 +28,7 @@ def regression(
     center: bool = True,
     client: str = "client",
     namespace: Mapping[str, Any] | None = None,
-    method: Hierarchical = "auto",
+    method: HierarchicalMethod = "auto",
 ) -> Regression:
     """Build a Bayesian multilevel regression from a formula, as of lme4, brms and Bambi.
 

@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from pyrofl.choices import Hierarchical
+from pyrofl.choices import HierarchicalMethod
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.models.hierarchical import hierarchical
@@ -37,7 +37,7 @@ class Settings:
     center: bool = True
     client: str = "client"
     namespace: Mapping[str, Any] = field(default_factory=dict)
-    method: Hierarchical = "auto"
+    method: HierarchicalMethod = "auto"
 
     @property
     def link_name(self) -> str:

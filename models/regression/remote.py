@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyrofl.arguments import checked
-from pyrofl.choices import Hierarchical
+from pyrofl.choices import HierarchicalMethod
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
@@ -121,7 +121,7 @@ class RegressionServer:
         center: bool = True,
         client: str = "client",
         namespace: Mapping[str, Any] | None = None,
-        method: Hierarchical = "auto",
+        method: HierarchicalMethod = "auto",
         results: Mapping[str, Any] | None = None,
     ) -> None:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}
@@ -293,7 +293,7 @@ class RegressionClient:
         center: bool = True,
         client: str = "client",
         namespace: Mapping[str, Any] | None = None,
-        method: Hierarchical = "auto",
+        method: HierarchicalMethod = "auto",
         rules: SiteRules | None = DEFAULT_RULES,
     ) -> None:
         more: Any = {"center": center, "client": client, "namespace": dict(namespace or {})}

@@ -17,14 +17,14 @@ from pyrofl.tensors import Tensors, like, pick, total
 
 Order = Literal["exact", "first", "hessian_free"]
 
-PARTS: dict[Order, int] = {"exact": 3, "first": 2, "hessian_free": 3}  # of a batch's rows
+BATCH_PARTS: dict[Order, int] = {"exact": 3, "first": 2, "hessian_free": 3}  # of a batch
 
 Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 """(model, guide, received, local, batch) -> local after some steps; gradients flow through."""
 
 
 @checked
-def descended(
+def make_descent(
     loss: Loss, names: str, lr: NotNegative, steps: Whole = 1, clip: Positive | None = None
 ) -> Descent:
     """Return a function that applies differentiable gradient steps to local tensors.
@@ -42,7 +42,7 @@ def descended(
     ) -> Tensors:
         """Return the client's local tensors after the differentiable gradient steps."""
         for _ in range(steps):
-            local, moving = _free(local, names)
+            local, moving = _requiring_grad(local, names)
             slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
             if clip is not None:
                 norm = (total({n: v.square() for n, v in slopes.items()}) + 1e-12).sqrt()
@@ -68,8 +68,9 @@ def maml(
     A third of a batch's rows supports the step w' = w - lr grad L(w). "exact" (MAML) is the loss
     at w' of the other rows, whose gradient flows through the step. "hessian_free" (Per-FedAvg) is
     g - lr H g with g the gradient at w' on the second third and H the second derivative at w on the
-    last third, as a product with g: three independent batches, as the analysis asks for. "first" is
-    g alone, as if w' - w were constant, and has a half of the rows for each.
+    last third: three independent batches, as the analysis asks for. H g is an exact Hessian-vector
+    product, by differentiating twice; no matrix H is computed. "first" is g alone, as if w' - w
+    were constant, and has a half of the rows for each.
 
     Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning", ICML 2017; Fallah, Mokhtari and
     Ozdaglar, "Personalized Federated Learning", NeurIPS 2020, whose difference quotient of two
@@ -108,12 +109,12 @@ class Maml(OfGradients):
     ) -> Tensor:
         """Return the MAML loss [C] after the inner step; its gradient is the outer gradient."""
         loss, order = self.loss, self.order
-        step = descended(loss, self.names, self.lr, clip=self.clip)
-        first, second, *last = batch.split(PARTS[order])
-        local, moving = _free(local, self.names)
+        step = make_descent(loss, self.names, self.lr, clip=self.clip)
+        first, second, *last = batch.split(BATCH_PARTS[order])
+        local, moving = _requiring_grad(local, self.names)
         after = step(model, guide, received, local, first)
         if order == "exact":
-            return loss(model, guide, received, after, _together(second, *last))
+            return loss(model, guide, received, after, _concatenated(second, *last))
         near = local | {n: v + (after[n] - v).detach() for n, v in moving.items()}
         if order == "first":
             return loss(model, guide, received, near, second)
@@ -126,7 +127,7 @@ class Maml(OfGradients):
         return value.detach() + (line - line.detach())
 
 
-def _free(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
+def _requiring_grad(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
     """Enable gradients of the named local tensors; return the new local state and these tensors."""
     moving = {
         n: v if v.requires_grad else v.detach().requires_grad_()
@@ -144,7 +145,7 @@ def _gradient(value: Tensor, of: Tensors) -> Tensors:
     return dict(zip(of, grads, strict=True))
 
 
-def _together(a: Batch, b: Batch) -> Batch:
+def _concatenated(a: Batch, b: Batch) -> Batch:
     """Concatenate two parts of a batch, with all padding rows at the end.
 
     So padding does not change the noise of any row.

@@ -43,7 +43,7 @@ from pyrofl.experiments.experiment import (
     read_config,
     words_of,
 )
-from pyrofl.experiments.method_names import is_setting, summaries
+from pyrofl.experiments.method_names import is_method_argument, method_summaries
 from pyrofl.experiments.options import (
     COUNT,
     FLAG,
@@ -111,7 +111,7 @@ def on_experiment(place: str) -> Callable[[Namespace], None]:
             name = place.rpartition(":")[2]
             raise ValueError(f"{name}: METHOD is missing; expected one of pyrofl list methods")
         for method in experiment.methods:
-            check_name(method, summaries(), "method")
+            check_name(method, method_summaries(), "method")
         if "torch" not in sys.modules and sys.stderr.isatty():  # importing it takes some seconds
             say(experiment, "loading PyTorch")
         load(place)(experiment)
@@ -347,7 +347,7 @@ def remedy(flag: str, value: str) -> str:
         return f"; other commands have {flag}, and this one has not"
     if name in RENAMED:
         return f"; it is --{RENAMED[name].replace('_', '-')} now"
-    if is_setting(name):
+    if is_method_argument(name):
         return f"; {name} is a setting of methods, use --set {name}={value or 'VALUE'}"
     near = get_close_matches(flag, flags, 1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -17,7 +17,7 @@ from pyrofl.inference.definition.budget import SEEDED
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
-from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting
+from pyrofl.inference.fitted_run.chains import Chains, FitOptions, MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.paired import interval_over_seeds
 
@@ -88,7 +88,7 @@ class Comparison:
 
 @checked
 def compare(
-    methods: Mapping[str, Fitting] | Sequence[Method],
+    methods: Mapping[str, MethodOrBuilder] | Sequence[Method],
     data: Federation,
     rounds: Whole | None = None,
     *,

@@ -10,20 +10,20 @@ from pkgutil import iter_modules
 import pyrofl.models
 
 
-def summaries() -> dict[str, str]:
+def method_summaries() -> dict[str, str]:
     """Return the first line of the documentation of every method, by the method's name.
 
-    >>> summaries()["fedprox"]
+    >>> method_summaries()["fedprox"]
     "FedAvg with a proximal term in the clients' objective"
     """
     lines = {name: text.partition("\n")[0] for name, text in _sources()}
     return {name: line.partition(": ")[2].rstrip('."') for name, line in lines.items()}
 
 
-def is_setting(name: str) -> bool:
+def is_method_argument(name: str) -> bool:
     """Return whether an argument of a method has this name.
 
-    >>> is_setting("epochs"), is_setting("epoch")
+    >>> is_method_argument("epochs"), is_method_argument("epoch")
     (True, False)
     """
     return any(re.search(rf"(?m)^    {re.escape(name)}: .+ = ", text) for _, text in _sources())

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyrofl.arguments import check_name
 from pyrofl.data.tables.source import LEARNED
-from pyrofl.experiments.method_names import summaries
+from pyrofl.experiments.method_names import method_summaries
 from pyrofl.experiments.settings import ELAPSED, Build, Value, accepted, arguments, read_settings
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.definition.method import Method
@@ -20,7 +20,7 @@ Scheduled = Method | Callable[[int], Method]
 
 def builds() -> dict[str, Build]:
     """Return the `build` function of every method: name -> function."""
-    return {name: import_module(f"pyrofl.models.{name}").build for name in summaries()}
+    return {name: import_module(f"pyrofl.models.{name}").build for name in method_summaries()}
 
 
 def methods(

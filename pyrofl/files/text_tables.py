@@ -7,25 +7,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 BEST = " *"  # after the best number of a column
-EMPTY = ("", "-", "None")
-UNITS = {"to", "of", "and", "s", "ms", "min", "h", "kB", "MB", "GB", "bytes", "e", "sd", "sds"}
+EMPTY_CELLS = ("", "-", "None")
+WORDS_IN_NUMBERS = {"to", "of", "and", "e", "sd", "sds"}
+WORDS_IN_NUMBERS |= {"s", "ms", "min", "h", "kB", "MB", "GB", "bytes"}
 
 
-def is_number(value: Any) -> bool:
+def looks_numeric(value: Any) -> bool:
     """Return whether a cell is a number, perhaps with an error, an interval, a unit or a mark.
 
-    >>> [is_number(v) for v in (3, "0.93 ± 0.02 *", "**-1.5** (-3 to 0.2)", "5 rows", "lr=0.1")]
+    >>> cells = (3, "0.93 ± 0.02 *", "**-1.5** (-3 to 0.2)", "5 rows", "lr=0.1")
+    >>> [looks_numeric(v) for v in cells]
     [True, True, True, False, False]
     """
     if not isinstance(value, str):
         return isinstance(value, int | float)
     words = re.findall(r"[^\W\d_]+", value)
-    return bool(re.match(r"[*~<>≤≥+\-±( ]*\.?\d", value)) and UNITS.issuperset(words)
+    return bool(re.match(r"[*~<>≤≥+\-±( ]*\.?\d", value)) and WORDS_IN_NUMBERS.issuperset(words)
 
 
-def has_numbers(values: Iterable[Any]) -> bool:
+def is_numeric_column(values: Iterable[Any]) -> bool:
     """Return whether most cells of a column are numbers; empty cells do not count."""
-    is_numeric = [is_number(v) for v in values if v is not None and v not in EMPTY]
+    is_numeric = [looks_numeric(v) for v in values if v is not None and v not in EMPTY_CELLS]
     return sum(is_numeric) > len(is_numeric) / 2
 
 
@@ -40,7 +42,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     laid = []
     for title, *values in zip(columns, *rows, strict=True):
         cells = [title, *map(_cell, values)]
-        flush = ">" if not values or has_numbers(values) else "<"
+        flush = ">" if not values or is_numeric_column(values) else "<"
         if flush == ">" and any(cell.endswith(BEST) for cell in cells):
             cells = [cell if cell.endswith(BEST) else cell + " " * len(BEST) for cell in cells]
         laid.append([f"{cell:{flush}{max(map(len, cells))}}" for cell in cells])
@@ -58,7 +60,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """
     lines = [[str(cell) for cell in row] for row in rows]
     each = zip(*lines, strict=True) if lines else [()] * len(columns)
-    rule = "".join("|---:" if has_numbers(values) else "|---" for values in each)
+    rule = "".join("|---:" if is_numeric_column(values) else "|---" for values in each)
     head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
     return "\n".join([head, f"{rule}|", *body])
 

@@ -696,7 +696,7 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
 
 
 def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pyrofl.cli.parser.summaries", lambda: ["scheduled"])
+    monkeypatch.setattr("pyrofl.cli.parser.method_summaries", lambda: ["scheduled"])
     monkeypatch.setattr("pyrofl.experiments.methods.builds", lambda: {"scheduled": scheduled})
     for k, words in enumerate((["20"], ["0.1"], ["digits"])):
         out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]

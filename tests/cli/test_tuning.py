@@ -138,7 +138,7 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
 
 
 def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pyrofl.models.fedavg.TUNE_OVER", {"lr": (1e4, 1e5)})
+    monkeypatch.setattr("pyrofl.models.fedavg.SEARCH_GRID", {"lr": (1e4, 1e5)})
     words = ["compare", "fedavg", *DATA, "--seeds", "1", "--posterior-draws", "0", "--tune"]
     words += ["--trials", "2", "--set", "fedavg.weight_decay=1000", "fedavg.lr=1000"]
     code = main([*words, "--out", str(tmp_path / "one")])
@@ -237,8 +237,8 @@ def test_every_method_has_nine_settings_of_its_own_and_its_defaults_among_them(m
         words = [f"{name}={value}" for name, value in setting.items()]
         return methods([method], words, task, 9)[method]
 
-    found = grids.chosen(method, [], None, made, [], 0)
+    found = grids.settings_to_try(method, [], None, made, [], 0)
     assert len(found) == grids.TRIALS
     assert found[0].keys() == found[1].keys() <= arguments(builds()[method]).keys()
-    assert grids.chosen(method, [], None, made, [], 0) == found
-    assert grids.chosen(method, [], None, made, [], 1)[0] == found[0]
+    assert grids.settings_to_try(method, [], None, made, [], 0) == found
+    assert grids.settings_to_try(method, [], None, made, [], 1)[0] == found[0]

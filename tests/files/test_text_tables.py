@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrofl.files.text_tables import has_numbers, is_number, markdown, table
+from pyrofl.files.text_tables import is_numeric_column, looks_numeric, markdown, table
 from pyrofl.reports.page import Section, page
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -23,18 +23,18 @@ NUMBERS += ["<0.1", "1.500e-07", "+0.2 (-0.1 to 0.5)", ".5", "3 of 9"]
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers_are_told_from_text(text):
-    assert is_number(text)
+    assert looks_numeric(text)
 
 
 @pytest.mark.parametrize("text", ["", "-", "fedavg", "5 branches", "lr=0.1", "`1`", "2 clients"])
 def test_text_is_no_number(text):
-    assert not is_number(text)
+    assert not looks_numeric(text)
 
 
 def test_a_column_with_a_few_words_is_one_of_numbers():
-    assert has_numbers(["0.1", "0.2", "failed", "", None])
-    assert not has_numbers(["0.1", "failed"])
-    assert not has_numbers(["", "-", None])
+    assert is_numeric_column(["0.1", "0.2", "failed", "", None])
+    assert not is_numeric_column(["0.1", "failed"])
+    assert not is_numeric_column(["", "-", None])
 
 
 def test_the_terminal_aligns_texts_of_numbers_with_and_without_a_star():
@@ -76,4 +76,5 @@ def test_pages_of_results_have_no_column_of_numbers_at_the_left(name):
         end = next((j for j in range(i, len(lines)) if not lines[j].startswith("|")), len(lines))
         rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[i + 1 : end]]
         found = [cell.endswith(":") for cell in lines[i][1:-1].split("|")]
-        assert found == [has_numbers(column) for column in zip(*rows, strict=True)], lines[i - 1]
+        numeric = [is_numeric_column(column) for column in zip(*rows, strict=True)]
+        assert found == numeric, lines[i - 1]

@@ -16,7 +16,7 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.tuning import studies
-from pyrofl.inference.tuning.results import Trial, TuningResult, describe_setting, ranked
+from pyrofl.inference.tuning.results import Trial, TuningResult, describe_setting, ranked_settings
 from pyrofl.inference.tuning.tune import compared, tune
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
@@ -64,7 +64,7 @@ def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
     assert list(frame["seed"]) == [0] * 10 + [1] * 3 + [2] * 3
     assert list(frame["setting"])[10:] == ["lr=1.0", "lr=0.5", "lr=1e-06"] * 2
     assert set(frame["setting"][frame["chosen"]]) == {"lr=1.0"}
-    assert found.rounds == 3 + 9 * 9
+    assert found.total_rounds == 3 + 9 * 9
     assert "lr=1.0" in repr(found)
     assert "after 9 rounds" in repr(found)
     behind = torch.tensor(off) * 0.5**9
@@ -101,13 +101,13 @@ def test_an_interrupted_search_continues_to_the_same_result(line, tmp_path, monk
         chosen(line, folder=tmp_path)
     at = len(calls)
     resumed = chosen(line, folder=tmp_path)
-    assert resumed.lines() == whole.lines()
+    assert resumed.rows() == whole.rows()
     done = number - 1 - (number - 1) % 3 if number <= 10 else number - 1
     assert len(calls) - at == 16 - done  # the interrupted trial starts again, no other does
     again = chosen(line, folder=tmp_path)
     assert len(calls) - at == 16 - done
-    assert again.lines() == whole.lines()
-    assert again.seconds == resumed.seconds
+    assert again.rows() == whole.rows()
+    assert again.total_seconds == resumed.total_seconds
 
 
 def test_another_search_does_not_continue_a_folder(line, tmp_path):
@@ -127,7 +127,7 @@ def test_another_search_does_not_continue_a_folder(line, tmp_path):
     ):
         with pytest.raises(ValueError, match=rf"tune.journal is of another run; .*{stated}"):
             tune(**same | changed)
-    assert tune(**same).lines() == found.lines()
+    assert tune(**same).rows() == found.rows()
 
 
 def test_an_operation_cut_off_by_a_kill_is_left_out(line, tmp_path):
@@ -137,7 +137,7 @@ def test_an_operation_cut_off_by_a_kill_is_left_out(line, tmp_path):
     for fraction in (0.3, 0.9):
         journal.write_bytes(content[: int(len(content) * fraction) - 2])
         (tmp_path / "tune.journal.lock").touch()
-        assert chosen(line, folder=tmp_path).lines() == whole.lines()
+        assert chosen(line, folder=tmp_path).rows() == whole.rows()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_range_gives_random_settings_of_the_seed(line):
     assert len(found.settings) == 5
     assert all(0.1 <= one["lr"] <= 1.0 and one["momentum"] in (0.0, 0.5) for one in found.settings)
     assert found.best["lr"] == max(one["lr"] for one in found.settings)
-    assert drawn(0).lines() == found.lines()
+    assert drawn(0).rows() == found.rows()
     assert drawn(1).settings != found.settings
     assert drawn(0, 8).settings[:5] == found.settings
     whole = {"epochs": distributions.IntDistribution(1, 2)}
@@ -214,7 +214,7 @@ def test_a_range_gives_random_settings_of_the_seed(line):
 def test_a_choice_at_the_edge_of_its_grid_is_a_warning(line, rates, stated):
     how = {"metric": "rmse", "seeds": 1, "progress": False}
     if not stated:
-        assert not tune(step, line, {"lr": rates}, 3, **how).at_edge
+        assert not tune(step, line, {"lr": rates}, 3, **how).edge_warnings
         return
     with pytest.warns(UserWarning, match=f"{stated} and was chosen; widen the grid"):
         found = tune(step, line, {"lr": rates}, 3, **how)
@@ -225,8 +225,8 @@ def test_a_choice_of_names_or_of_zero_is_at_no_edge():
     settings = [
         {"a": a, "b": b, "c": c} for a, b, c in zip("xyz", (0, 1, 2), (True, False, 1), strict=True)
     ]
-    assert not TuningResult(tuple(settings), (), "accuracy", 0).at_edge
-    assert len(TuningResult(tuple(settings), (), "accuracy", 2).at_edge) == 1
+    assert not TuningResult(tuple(settings), (), "accuracy", 0).edge_warnings
+    assert len(TuningResult(tuple(settings), (), "accuracy", 2).edge_warnings) == 1
 
 
 def test_test_rows_are_not_looked_at(line):
@@ -234,7 +234,7 @@ def test_test_rows_are_not_looked_at(line):
     for rows in line.test:
         line.x[rows] = math.nan
         line.y[rows] = math.nan
-    assert chosen(line).lines() == found.lines()
+    assert chosen(line).rows() == found.rows()
     held = held_back(line)
     assert len(held.x) == sum(map(len, line.train))
     assert bool(held.x.isfinite().all())
@@ -286,7 +286,9 @@ def test_one_that_diverges_late_gives_way_to_the_next():
         *((k, 0) for k in range(4)),
         *((3, 1), (2, 1), (1, 1), (2, 2), (1, 2)),
     ]
-    found = TuningResult(({},) * 4, tuple(trials), "accuracy", ranked(trials, "accuracy")[0])
+    found = TuningResult(
+        ({},) * 4, tuple(trials), "accuracy", ranked_settings(trials, "accuracy")[0]
+    )
     assert found.chosen == 2
     assert found.score == 2 / 9
     assert [margin.setting for margin in found.margins] == [1]
@@ -296,7 +298,7 @@ def test_one_that_diverges_late_gives_way_to_the_next():
 def test_equal_scores_go_to_the_first():
     trials = compared(9, "nll", trained_by(lambda which, seed: 1.0), seeds=2)
     assert [one.setting for one in trials] == [*range(9), 0, 1, 2]
-    assert ranked(trials, "nll") == [*range(9)]
+    assert ranked_settings(trials, "nll") == [*range(9)]
     assert studies.stages(54) == [18, 36, 54]
 
 
@@ -305,7 +307,7 @@ def test_luck_with_one_seed_does_not_decide():
     # finalist, is better with the first seed than setting 0 over all.
     scores = {0: (0.75, 0.7, 0.65), 1: (0.8, 0.4, 0.4), 2: (0.74, 0.72, 0.5), 3: (0.1,), 4: (0.73,)}
     trials = compared(5, "accuracy", trained_by(lambda which, seed: scores[which][seed]))
-    chosen = ranked(trials, "accuracy")[0]
+    chosen = ranked_settings(trials, "accuracy")[0]
     found = TuningResult(tuple({"lr": i} for i in range(5)), tuple(trials), "accuracy", chosen)
     assert found.best == {"lr": 0}
     second, third = found.margins
@@ -314,7 +316,7 @@ def test_luck_with_one_seed_does_not_decide():
     assert third.behind == pytest.approx(0.5 / 3)
     assert third.error == pytest.approx(float(differences.std() / 3**0.5))
     assert not third.clear
-    assert "not clear: less than twice its standard error" in found.margin
+    assert "not clear: less than twice its standard error" in found.margin_text
 
 
 @pytest.mark.parametrize("method", ["accuracy", "nll"])

@@ -25,7 +25,7 @@ PROMISES = {"fedhb": Promises(random=True, message=(2 * toys.ALL, 2 * toys.ALL +
 def test_the_posterior_of_the_population_by_hand():
     # Three clients at -1, 0, 4 of variance 0.5; count 2, df 3, spread 2.
     first, second = torch.tensor([3.0]), torch.tensor([17.0 + 1.5])
-    found = fedhb.update_of({"w": first}, {"w": second}, 3.0, (2.0, 3.0, 2.0))
+    found = fedhb.posterior_of({"w": first}, {"w": second}, 3.0, (2.0, 3.0, 2.0))
     close(found["loc/w"], [0.6])
     psi = 12 + 18.5 - 5 * 0.36
     close((2 * found["log_scale/w"]).exp(), [psi / 6], 1e-6)
@@ -47,7 +47,7 @@ def bound(mean: Tensor, variance: Tensor, m: Tensor, level: float, n: float, psi
 
 def test_the_closed_form_is_the_maximum_of_the_bound():
     mean, variance = torch.tensor([-0.3, 0.1, 0.5, 0.2]).double(), torch.full((4,), 0.02).double()
-    found = fedhb.update_of(
+    found = fedhb.posterior_of(
         {"w": mean.sum()}, {"w": (mean.square() + variance).sum()}, 4.0, (1.0, 3.0, 0.1)
     )
     psi = (2 * found["log_scale/w"]).exp() * 7

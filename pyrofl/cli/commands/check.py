@@ -15,7 +15,7 @@ from pyrofl.models.regression.columns import variables
 from pyrofl.models.regression.families import family_of
 from pyrofl.models.regression.formula import read_all
 
-NAMES = re.compile(r"[A-Za-z_][\w.]*(?![\w.]*\()")  # but of functions
+NON_FUNCTION_NAMES = re.compile(r"[A-Za-z_][\w.]*(?![\w.]*\()")  # but of functions
 
 
 def check(args: Namespace) -> None:
@@ -30,7 +30,7 @@ def check(args: Namespace) -> None:
         columns = (*columns, *formula_columns(args.formula, args.family, client))
         if family_of(args.family).support not in ("binary", "levels"):
             parts = read_all(args.formula, family_of(args.family).auxiliary)
-            numbers = NAMES.findall(parts.response)
+            numbers = NON_FUNCTION_NAMES.findall(parts.response)
     na = tuple((args.na or "").split(",")) if args.na else ()
     report = check_files(
         files,
@@ -63,6 +63,6 @@ def formula_columns(formula: str, family: str, client: str = "client") -> list[s
     right = [parts.population, *(group.text for group in parts.groups)]
     names = set().union(*(variables(text)[0] for text in right))
     left = " ".join([parts.response, *parts.columns.values()])
-    names |= {*NAMES.findall(left)}
+    names |= {*NON_FUNCTION_NAMES.findall(left)}
     groups = {name for group in parts.groups for name in group.factors}
     return sorted(names - groups - {client}) + sorted(groups - {client})

@@ -17,8 +17,8 @@ from pyrofl.experiments.console import show
 from pyrofl.files import run_folder, text_tables
 from pyrofl.user_warnings import warn_user
 
-SOLUTION = re.compile(r"<!-- solution -->\n(.*?)<!-- end -->\n", re.DOTALL)
-CONFIG = """c = get_config()  # of nbgrader
+SOLUTION_BLOCK = re.compile(r"<!-- solution -->\n(.*?)<!-- end -->\n", re.DOTALL)
+NBGRADER_CONFIG = """c = get_config()  # of nbgrader
 c.CourseDirectory.course_id = "pyrofl"
 c.Execute.timeout = 1800  # seconds of a cell; by default, fits of more than 30 s are stopped
 c.Execute.iopub_timeout = 120
@@ -33,7 +33,7 @@ class WrongAnswer(NamedTuple):
     code: str
 
 
-def sources() -> Path:
+def lessons_folder() -> Path:
     """Return the folder of the lessons: inside the installed package, or of the checkout.
 
     Raises:
@@ -50,12 +50,12 @@ def sources() -> Path:
 
 def lessons() -> list[Path]:
     """Return the source files of all lessons, in their order."""
-    return sorted(sources().glob("[0-9]*.py"))
+    return sorted(lessons_folder().glob("[0-9]*.py"))
 
 
 def wrong_answers() -> Mapping[str, Mapping[int, list[WrongAnswer]]]:
     """Return the typical wrong answers: lesson -> number of the exercise -> answers."""
-    text = (sources() / "course" / "wrong_answers.yaml").read_text("utf-8")
+    text = (lessons_folder() / "course" / "wrong_answers.yaml").read_text("utf-8")
     return {
         lesson: {
             number: [WrongAnswer(**one) for one in answers]
@@ -97,15 +97,18 @@ def contents(with_figures: bool = True) -> Iterator[tuple[str, str]]:
             text = notebooks.write(notebooks.of_course(path, teacher))
             yield f"{folder}/{path.stem}/{path.stem}.ipynb", text
         yield f"slides/{path.stem}.html", slides.deck(read[path.stem])
-    own = sources() / "course"
+    own = lessons_folder() / "course"
     for name in ("exam", "project"):
         text = (own / f"{name}.md").read_text("utf-8")
-        yield f"{name}/{name}.md", SOLUTION.sub("", text)
-        yield f"{name}/{name}_answers.md", SOLUTION.sub(r"\1", text)
+        yield f"{name}/{name}.md", SOLUTION_BLOCK.sub("", text)
+        yield f"{name}/{name}_answers.md", SOLUTION_BLOCK.sub(r"\1", text)
     yield f"project/{PROJECT_DATA}.csv", project_data()
-    yield "nbgrader_config.py", CONFIG
+    yield "nbgrader_config.py", NBGRADER_CONFIG
     page = (own / "teachers.md").read_text("utf-8")
-    yield "README.md", "\n".join([page.rstrip() + "\n", *times(read), *answers(read), ""])
+    yield (
+        "README.md",
+        "\n".join([page.rstrip() + "\n", *lesson_table(read), *exercise_lines(read), ""]),
+    )
 
 
 def project_data() -> str:
@@ -116,9 +119,9 @@ def project_data() -> str:
     return "\n".join(["experiment,rats,tumors", *lines, ""])
 
 
-def times(read: Mapping[str, Any]) -> Iterator[str]:
+def lesson_table(read: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a table of times, needs and points, given the lessons."""
-    measured = yaml.safe_load((sources() / "course" / "cpu_seconds.yaml").read_text("utf-8"))
+    measured = yaml.safe_load((lessons_folder() / "course" / "cpu_seconds.yaml").read_text("utf-8"))
     head = ("Lesson", "Needs", "CPU minutes to run", "Minutes to read", "Minutes of exercises")
     rows = []
     for lesson, notebook in read.items():
@@ -129,7 +132,7 @@ def times(read: Mapping[str, Any]) -> Iterator[str]:
     yield text_tables.markdown((*head, "Points"), rows)
 
 
-def answers(read: Mapping[str, Any]) -> Iterator[str]:
+def exercise_lines(read: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines on exercises and typical wrong answers, given the lessons."""
     yield "\n## Exercises and typical wrong answers\n\nThe tests reject each of these answers.\n"
     wrong = wrong_answers()

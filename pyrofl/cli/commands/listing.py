@@ -9,7 +9,7 @@ from textwrap import TextWrapper
 from pyrofl.choices import DATASETS, LIKELIHOODS, NETWORKS, PARTITIONS, TEST_POLICIES
 from pyrofl.cli.rows import LIST_SECTIONS
 from pyrofl.experiments.console import show
-from pyrofl.experiments.method_names import summaries
+from pyrofl.experiments.method_names import method_summaries
 from pyrofl.reports.calibration import summary
 
 
@@ -36,7 +36,8 @@ def sections() -> dict[str, Mapping[str, str]]:
     """Return all methods, data sets, networks etc. with descriptions: section -> name -> text."""
     partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
     methods = {
-        name: "\n".join(filter(None, (about, summary(name)))) for name, about in summaries().items()
+        name: "\n".join(filter(None, (about, summary(name))))
+        for name, about in method_summaries().items()
     }
     choices = (methods, DATASETS, partitions, TEST_POLICIES, NETWORKS)
     return dict(zip(LIST_SECTIONS, (*choices, LIKELIHOODS), strict=True))

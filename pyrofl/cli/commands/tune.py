@@ -47,10 +47,12 @@ class Search:
         return methods([job.name], every, job.task, job.experiment.rounds)[job.name]
 
     @cached_property
-    def settings(self) -> list[grids.Words]:
+    def settings(self) -> list[grids.SettingTexts]:
         """All combinations of settings that the search tries."""
         one, name = self.job.experiment, self.job.name
-        return grids.chosen(name, one.over, one.trials, self.build, self.fixed, self.job.task.seed)
+        return grids.settings_to_try(
+            name, one.over, one.trials, self.build, self.fixed, self.job.task.seed
+        )
 
     @property
     def about(self) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def done(search: Search) -> TuningResult:
             about=search.about,
             **job.training_options,
         )
-        run_folder.write_csv(path / TABLE, COLUMNS, result.lines())
+        run_folder.write_csv(path / TABLE, COLUMNS, result.rows())
         content = facts(search, result)
         run_folder.write_json(path / FACTS, content | {HASH: run_json.of_facts(content)})
     return result
@@ -188,8 +190,8 @@ def facts(search: Search, result: TuningResult) -> dict[str, Any]:
         "place": result.chosen,
         "score": result.score,
         "margins": [margin(result, one) for one in result.margins],
-        "rounds": result.rounds,
-        "seconds": result.seconds,
+        "rounds": result.total_rounds,
+        "seconds": result.total_seconds,
         "trials": trials,
     }
 
@@ -210,17 +212,17 @@ def sentences(search: Search, result: TuningResult) -> Iterator[str]:
     """Describe the chosen settings, their margin over others, and the cost of the search."""
     best = describe_setting(result.best)
     yield f"{best} is the best of {len(result.settings)} settings, {until(search)}:"
-    cost = f"{result.rounds} rounds, {result.seconds:.1f} s"
+    cost = f"{result.total_rounds} rounds, {result.total_seconds:.1f} s"
     yield f"{result.metric} {result.score:.4f} there, {cost}."
-    if result.margin:
-        yield f"Its margin is {result.margin}."
-    yield from (f"Warning: {text}." for text in result.at_edge)
+    if result.margin_text:
+        yield f"Its margin is {result.margin_text}."
+    yield from (f"Warning: {text}." for text in result.edge_warnings)
 
 
 def table(result: TuningResult) -> str:
     """Format a table of all trials (fits with one setting each) of a search for settings."""
     lines = []
-    for (name, *_, chosen, _), t in zip(result.lines(), result.trials, strict=True):
+    for (name, *_, chosen, _), t in zip(result.rows(), result.trials, strict=True):
         score, mark = None if t.problem else t.score, "*" if chosen else ""
         lines.append((name, t.rounds, t.seed, score, t.seconds, mark, t.problem))
     head = ("setting", "rounds", "seed", result.metric, "seconds", "chosen", "problem")

@@ -199,17 +199,17 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
     return Dataset(
         "+".join(names),
         x=torch.cat([part.x for part in parts]),
-        y=_side_by_side([part.y for part in parts], [len(part.classes) for part in parts]),
+        y=_shifted_codes([part.y for part in parts], [len(part.classes) for part in parts]),
         is_test=torch.cat([part.is_test for part in parts]),
         classes=tuple(label if often[label] == 1 else f"{name} {label}" for name, label in every),
-        types=_side_by_side(types, [int(t.max()) + 1 for t in types]) if finer else None,
+        types=_shifted_codes(types, [int(t.max()) + 1 for t in types]) if finer else None,
         groups={"domain": torch.arange(len(parts)).repeat_interleave(lengths)},
         group_names={"domain": tuple(names)},
         weights=torch.cat(weights) if any(part.weights is not None for part in parts) else None,
     )
 
 
-def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+def _shifted_codes(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
     """Concatenate the class codes of several data sets, shifted so that they do not overlap."""
     first = torch.tensor([0, *counts[:-1]]).cumsum(0)
     return torch.cat([code + start for code, start in zip(codes, first, strict=True)])

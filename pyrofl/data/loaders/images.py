@@ -22,12 +22,12 @@ _SCALING = {
 }
 
 # Superclass of each of CIFAR-100's fine classes, which are in alphabetical order.
-_COARSE = """
+_SUPERCLASS_OF_FINE = """
 4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 11 5
 5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 12 9 13 15
 13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13
 """
-_COARSE_CLASSES = (
+_SUPERCLASSES = (
     "aquatic_mammals fish flowers food_containers fruit_and_vegetables "
     "household_electrical_devices household_furniture insects large_carnivores "
     "large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores "
@@ -46,8 +46,8 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     """
     if name == "cifar100-coarse":
         fine = load_images("cifar100", data_dir)
-        coarse = torch.tensor([int(code) for code in _COARSE.split()])[fine.y]
-        classes = tuple(_COARSE_CLASSES.split())
+        coarse = torch.tensor([int(code) for code in _SUPERCLASS_OF_FINE.split()])[fine.y]
+        classes = tuple(_SUPERCLASSES.split())
         return replace(fine, name=name, y=coarse, types=fine.y, classes=classes)
     folder = Path(data_dir or CACHE).expanduser()
     try:
@@ -66,7 +66,7 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     labels = [np.asarray(p.labels if hasattr(p, "labels") else p.targets) for p in parts]
     is_test = np.repeat([False, True], [len(each) for each in labels])
     classes = tuple(getattr(parts[0], "classes", "0123456789"))
-    return of_pixels(name, images, np.concatenate(labels), is_test, classes)
+    return dataset_of_pixels(name, images, np.concatenate(labels), is_test, classes)
 
 
 def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
@@ -84,7 +84,7 @@ def _pixels(name: str, part: Any) -> Bytes:
     return pixels.transpose(0, 2, 3, 1) if name == "svhn" else pixels
 
 
-def of_pixels(
+def dataset_of_pixels(
     name: str, images: Bytes, labels: Any, is_test: NDArray[np.bool_], classes: tuple[str, ...]
 ) -> Dataset:
     """Build a data set from images uint8 [N, H, W] or [N, H, W, C]: x [N, C, H, W] in [0, 1]."""

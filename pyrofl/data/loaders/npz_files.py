@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pyrofl.arguments import checked
 from pyrofl.data.federation import Dataset
 from pyrofl.data.loaders.csv_files import codes_of
-from pyrofl.data.loaders.images import Bytes, Shape, of_pixels
+from pyrofl.data.loaders.images import Bytes, Shape, dataset_of_pixels
 from pyrofl.data.tables.columns import is_missing
 from pyrofl.data.tables.wording import refuse_no_file
 from pyrofl.tensors import memory
@@ -72,7 +72,7 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
     codes, names = codes_of(groups)
     images = _decoded(arrays) if "jpeg" in arrays.headers else arrays.read("images", "B")
     return replace(
-        of_pixels(Path(path).stem, images, labels, is_test.astype(np.bool_), classes),
+        dataset_of_pixels(Path(path).stem, images, labels, is_test.astype(np.bool_), classes),
         types=types,
         groups={client_column: torch.from_numpy(codes)} if client_column else {},
         group_names={client_column: names} if client_column else {},

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.programs import Loss, Program
-from pyrofl.models.shared.meta_gradients import descended, maml
+from pyrofl.models.shared.meta_gradients import make_descent, maml
 from pyrofl.tensors import Tensors, seeded
 
 # Two quadratic clients: L_j(w) = 1/2 (w - mu_j)' Lam_j (w - mu_j).
@@ -48,16 +48,16 @@ TWO = toys.blobs((3, 3)).batch(torch.arange(2))
 
 
 def test_steps_go_down_the_gradient():
-    at = descended(quadratic, "w", 0.1)(nothing, nothing, {}, {"w": AT, "other": MU}, TWO)
+    at = make_descent(quadratic, "w", 0.1)(nothing, nothing, {}, {"w": AT, "other": MU}, TWO)
     close(at["w"], AT - 0.1 * GRADIENT)
     assert at["other"] is MU
-    twice = descended(quadratic, "w", 0.1, steps=2)(nothing, nothing, {}, {"w": AT}, TWO)
+    twice = make_descent(quadratic, "w", 0.1, steps=2)(nothing, nothing, {}, {"w": AT}, TWO)
     again = torch.einsum("cij,cj->ci", LAM, at["w"] - MU)
     close(twice["w"], at["w"] - 0.1 * again)
 
 
 def test_a_long_gradient_is_clipped_for_each_client():
-    at = descended(quadratic, "w", 1.0, clip=3.5)(nothing, nothing, {}, {"w": AT}, TWO)
+    at = make_descent(quadratic, "w", 1.0, clip=3.5)(nothing, nothing, {}, {"w": AT}, TWO)
     length = (at["w"] - AT).norm(dim=1)
     norms = GRADIENT.norm(dim=1)
     assert norms[0] < 3.5 < norms[1]
@@ -161,11 +161,11 @@ def test_a_stochastic_loss_has_a_finite_curvature():
 )
 def test_numbers_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        descended(quadratic, "w", **arguments)
+        make_descent(quadratic, "w", **arguments)
 
 
 def test_unknown_orders_and_names_are_refused():
     with pytest.raises(ValueError, match="order is 'second'"):
         maml(quadratic, "w", 0.1, order="second")
     with pytest.raises(ValueError, match="no local tensor matches 'v'"):
-        descended(quadratic, "v", 0.1)(nothing, nothing, {}, {"w": AT}, TWO)
+        make_descent(quadratic, "v", 0.1)(nothing, nothing, {}, {"w": AT}, TWO)
