@@ -12,7 +12,7 @@ from pyrofl.arguments import Count, Whole, check_name, checked
 from pyrofl.choices import Until
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.extensions import extension, required
+from pyrofl.extensions import find_extension, required
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, continued
 from pyrofl.inference.definition.table_method import prepare_data
@@ -245,7 +245,9 @@ def fit(
             clock = perf_counter()
         if progress and run.records and not failure:
             work = [(max(one.steps, default=0), one.seconds) for one in run.records]
-            unrecorded = extension("unrecorded updates") if loop.get("record") is None else None
+            unrecorded = (
+                find_extension("unrecorded updates") if loop.get("record") is None else None
+            )
             slow = unrecorded(run.method, work) if unrecorded else ()
             for told in (str(run.status), *run.warnings, *slow):
                 shown.tell(told)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name, checked
 from pyrofl.data import Federation
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.metadata import Factors, of_kind
 from pyrofl.inference.definition.seeds import Stream, stream
@@ -109,7 +109,7 @@ def join(run: Run, data: Federation) -> Run:
     for name, same in zip(had, (rows_of(data)[place] == rows_of(run.data)).all(1), strict=True):
         if not bool(same):
             raise ValueError(f"{name!r} has other training rows in the run; expected the same")
-    look = extension("checks of units")
+    look = find_extension("checks of units")
     for text in look(data) if look else ():
         warn_user(text)
     return _continued(run, data, torch.arange(len(had)), place)

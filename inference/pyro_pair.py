@@ -20,7 +20,15 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.definition.elbo import Elbo, On, Seen, base_of, latent, recorded, with_rows
+from pyrofl.inference.definition.elbo import (
+    Elbo,
+    On,
+    TransformedLoss,
+    base_of,
+    latent,
+    recorded,
+    with_rows,
+)
 from pyrofl.inference.definition.metadata import LocalPair
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Guide, Loss, Program
@@ -108,23 +116,23 @@ def to_pyro(
     if pair and pair.download:
         used = replace(method, download=pair.download)
     received, stored = client_inputs(used, data, state, data.cohort(ids), seed)
-    programs = local_pair if pair else of_steps
+    programs = declared_pair if pair else pair_from_gradient_steps
     with torch.no_grad():
-        base, program, local, patterns, views, differs = programs(
+        base, program, local, trainable, transforms, loss_difference = programs(
             method, phase, received, stored, batch
         )
-    if differs:
+    if loss_difference:
         warn_user(
-            f"the loss of {method.name or 'this method'} {differs}, so SVI and NUTS approximate "
-            "another distribution than the method"
+            f"the loss of {method.name or 'this method'} {loss_difference}, so SVI and NUTS "
+            "approximate another distribution than the method"
         )
 
     def tensors(values: Tensors) -> tuple[Tensors, Tensors, Batch]:
         """Return the arguments of the method's programs, as its losses transform them."""
         down = received
-        for view in views:
-            center = view.center(down, values) if view.center else down
-            down, values = center, view.view(down, values)
+        for transform in transforms:
+            center = transform.center(down, values) if transform.center else down
+            down, values = center, transform.view(down, values)
         return with_rows(down, len(batch)), with_rows(values, len(batch)), batch
 
     def with_parameters() -> tuple[Tensors, Tensors, Batch]:
@@ -159,45 +167,45 @@ def to_pyro(
                     "reference.nuts and reference.hmc on your own program"
                 ) from None
 
-    names = set(read_tensors(run, local, pick(local, patterns)))
+    names = set(read_tensors(run, local, pick(local, trainable)))
     start = {n: site["value"].detach() for n, site in latent(run(local)[0])}
 
     def model() -> object:
         """Sample the latent sites of the clients, and observe the responses of their rows."""
-        with default_type(batch.size.dtype), FlatStart(start):
+        with default_type(batch.size.dtype), StartFlatPriors(start):
             return base(*with_parameters())
 
     def guide() -> object:
         """Sample the latent sites of the clients from their approximate posterior."""
-        with default_type(batch.size.dtype), CountedDensities():
+        with default_type(batch.size.dtype), DeltaDensitiesAsFactors():
             return program(*with_parameters())
 
     return PyroPair(model, guide)
 
 
-class Programs(NamedTuple):
+class LocalPrograms(NamedTuple):
     """Programs of a method with arguments, and what they read.
 
     Attributes:
         model: the Pyro model.
         guide: the Pyro guide, without the refusal of SVI.
         local: the tensors [C, *p] from which clients start.
-        patterns: of those that may be parameters.
-        views: how the method's loss transforms the tensors that programs read.
-        differs: how the method's loss differs from the programs' ELBO; empty if it does not.
+        trainable: of those that may be parameters.
+        transforms: how the method's loss transforms the tensors that programs read.
+        loss_difference: how the method's loss differs from the programs' ELBO, or empty.
     """
 
     model: Program
     guide: Program
     local: Tensors
-    patterns: str
-    views: list[Seen]
-    differs: str
+    trainable: str
+    transforms: list[TransformedLoss]
+    loss_difference: str
 
 
-def local_pair(
+def declared_pair(
     method: Method, phase: int | None, received: Tensors, local: Tensors, batch: Batch
-) -> Programs:
+) -> LocalPrograms:
     """Return the pair that a method declares to be that of its clients, as PVI does.
 
     Raises:
@@ -211,34 +219,34 @@ def local_pair(
             "the same model and guide"
         )
     start = {n: v.detach() for n, v in pair.start(received, local | received, batch).items()}
-    return Programs(pair.model, pair.guide, start, pair.names, [], pair.differs)
+    return LocalPrograms(pair.model, pair.guide, start, pair.names, [], pair.loss_difference)
 
 
-def of_steps(
+def pair_from_gradient_steps(
     method: Method, phase: int | None, received: Tensors, local: Tensors, batch: Batch
-) -> Programs:
+) -> LocalPrograms:
     """Return a method's own model and guide, with the tensors of its gradient steps.
 
     Raises:
         ValueError: if there are no such steps.
     """
-    at, steps = steps_of(method, phase)
-    views, kl = unwrap(steps[0].loss)
-    patterns = " ".join(step.names for step in steps)
+    at, steps = trained_steps(method, phase)
+    transforms, kl = transforms_and_kl_weight(steps[0].loss)
+    trainable = " ".join(step.names for step in steps)
     if phase is None:  # a guide may be set in closed form, as that of FedPop
-        patterns += f" {getattr(method.guide, 'names', '')}"
-    differs = ""
+        trainable += f" {getattr(method.guide, 'names', '')}"
+    loss_difference = ""
     if kl not in (0, 1):
-        differs = (
+        loss_difference = (
             f"weighs the divergence of the guide from the prior by {kl}; the programs have weight 1"
         )
     # Guides of the library refuse SVI when they are called, as they have no parameters of Pyro.
     program = method.guide.program if isinstance(method.guide, Guide) else method.guide
     local = prepared(method, at, received, local | received, batch)
-    return Programs(method.model, program, local, patterns, views, differs)
+    return LocalPrograms(method.model, program, local, trainable, transforms, loss_difference)
 
 
-class CountedDensities(Messenger):
+class DeltaDensitiesAsFactors(Messenger):
     """Pyro handler that states the log densities of Delta sites as factors.
 
     `TraceMeanField_ELBO` takes the divergence of a Delta from the prior without them, so it would
@@ -252,7 +260,7 @@ class CountedDensities(Messenger):
             msg["fn"] = dist.Delta(fn.v, event_dim=fn.event_dim)
 
 
-class FlatStart(Messenger):
+class StartFlatPriors(Messenger):
     """Pyro handler that starts sites with flat priors, which cannot be sampled, at given values."""
 
     def __init__(self, values: Tensors) -> None:
@@ -287,7 +295,7 @@ def read_tensors(
             yield name
 
 
-def steps_of(method: Method, phase: int | None) -> tuple[int, list[GradientStep]]:
+def trained_steps(method: Method, phase: int | None) -> tuple[int, list[GradientStep]]:
     """Return the number of the first phase that trains, and the gradient steps that train.
 
     These are the steps of a given phase, or all steps on the method's own model and guide.
@@ -316,15 +324,15 @@ def steps_of(method: Method, phase: int | None) -> tuple[int, list[GradientStep]
     return trained[0][0], [step for _, step in trained]
 
 
-def unwrap(loss: Loss) -> tuple[list[Seen], float]:
+def transforms_and_kl_weight(loss: Loss) -> tuple[list[TransformedLoss], float]:
     """Return how a loss transforms the tensors that programs read, and its weight of the KL."""
-    views = []
-    while isinstance(loss, Seen):
-        views.append(loss)
+    transforms = []
+    while isinstance(loss, TransformedLoss):
+        transforms.append(loss)
         loss = loss.loss
     if isinstance(loss, Elbo) and not callable(loss.kl):
-        return views, loss.kl
-    return views, 1.0
+        return transforms, loss.kl
+    return transforms, 1.0
 
 
 def prepared(

@@ -35,7 +35,7 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.definition.elbo import Seen
+from pyrofl.inference.definition.elbo import TransformedLoss
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_received
 from pyrofl.inference.definition.optim import sgd
@@ -95,8 +95,8 @@ def build(
         now, own = mixed(received, local), role("own", local)
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 
-    weigh = Phase((GradientStep("alpha", sgd(lr_alpha), Seen(step.loss, mixed)), clamp))
-    personal_step = replace(step, names="own/*", loss=Seen(step.loss, at_mixture))
+    weigh = Phase((GradientStep("alpha", sgd(lr_alpha), TransformedLoss(step.loss, mixed)), clamp))
+    personal_step = replace(step, names="own/*", loss=TransformedLoss(step.loss, at_mixture))
     before = (weigh,) if lr_alpha else ()
     return replace(
         base,

@@ -31,7 +31,7 @@ import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import On, Seen
+from pyrofl.inference.definition.elbo import On, TransformedLoss
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.definition.method import Method, as_received
 from pyrofl.inference.definition.programs import Guide, as_prior, of_network
@@ -91,7 +91,7 @@ def build(
         q = replace(q, program=points)
     train, step = only_step(common)
     send = replace(step, loss=On(step.loss, common.model, common.guide))
-    keep = replace(step, names="own/*", loss=Seen(step.loss, own))
+    keep = replace(step, names="own/*", loss=TransformedLoss(step.loss, own))
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(
         common,

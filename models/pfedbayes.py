@@ -41,7 +41,7 @@ from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation import Aggregator, damped, uniform
 from pyrofl.inference.definition.averages import Combine
-from pyrofl.inference.definition.elbo import Seen, elbo
+from pyrofl.inference.definition.elbo import TransformedLoss, elbo
 from pyrofl.inference.definition.metadata import Metadata, normals
 from pyrofl.inference.definition.method import (
     GradientStep,
@@ -164,7 +164,7 @@ def build(
 
     samples = num_particles if q.random else None
     pull = replace(elbo(kl=kl, mean=True), likelihood=False)
-    follow: Loss = Seen(pull, own, return_received)
+    follow: Loss = TransformedLoss(pull, own, return_received)
 
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -175,14 +175,14 @@ def build(
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)
         return fit + pull(model, guide, received, local, data)
 
-    infer: Loss = Seen(faint, own, return_received)
+    infer: Loss = TransformedLoss(faint, own, return_received)
     reads: dict[str, Program] = {"guide": q}
     if is_chosen(sampling, reason_against(net, chosen, prior)):
         outputs, reads["model"] = Activations(net, likelihood, num_particles), model
-        follow = Seen(divergence(q, weights, kl), own, return_received)
-        infer = Seen(outputs.negative_elbo(q, weights, kl, noise), own, return_received)
+        follow = TransformedLoss(divergence(q, weights, kl), own, return_received)
+        infer = TransformedLoss(outputs.negative_elbo(q, weights, kl, noise), own, return_received)
     elif noise == 1 or not q.random:
-        infer = Seen(elbo(samples, kl, mean=True), own, return_received)
+        infer = TransformedLoss(elbo(samples, kl, mean=True), own, return_received)
     moves = (GradientStep("own/*", adam(lr), infer, steps), GradientStep(q.names, adam(lr), follow))
     return Method(
         name="pfedbayes",

@@ -31,7 +31,7 @@ import pyro.distributions as dist
 
 from pyrofl.arguments import Count, NotNegative, Positive, checked
 from pyrofl.inference.definition.aggregator import Aggregator, damped, uniform
-from pyrofl.inference.definition.elbo import Elbo, Seen
+from pyrofl.inference.definition.elbo import Elbo, TransformedLoss
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.definition.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.definition.optim import sgd
@@ -77,7 +77,8 @@ def build(
     train, step = only_step(base)
     assert isinstance(step.loss, Elbo)
     whole, pull = (
-        Seen(replace(step.loss, likelihood=rows), own, return_received) for rows in (True, False)
+        TransformedLoss(replace(step.loss, likelihood=rows), own, return_received)
+        for rows in (True, False)
     )
     moves = (
         replace(step, names="own/*", loss=whole, num_steps=steps),

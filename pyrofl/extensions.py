@@ -27,58 +27,58 @@ from pyrofl.arguments import check_name
 
 PACKAGE_PREFIX = "pyrofl."  # parts of the package, which may be removed
 
-_places: dict[str, str] = {}
+_function_paths: dict[str, str] = {}
 _functions: dict[str, Any] = {}
 
 
-def register(places: Mapping[str, str]) -> None:
+def register(functions_by_point: Mapping[str, str]) -> None:
     """Register functions, as extension point -> "module:function"; later ones replace earlier.
 
     Raises:
-        ValueError: if a place is not of this form, or if there is no such extension point.
+        ValueError: if a path is not of this form, or if there is no such extension point.
     """
-    for point, place in places.items():
-        if not isinstance(place, str) or not all(place.partition(":")):
+    for point, path in functions_by_point.items():
+        if not isinstance(path, str) or not all(path.partition(":")):
             raise ValueError(
-                f"{point} is registered as {place!r}; expected a string 'module:function'"
+                f"{point} is registered as {path!r}; expected a string 'module:function'"
             )
-        if _places and not place.startswith(PACKAGE_PREFIX):
-            check_name(point, _places, "extension point")
-    _places.update(places)
-    for point in places:
+        if _function_paths and not path.startswith(PACKAGE_PREFIX):
+            check_name(point, _function_paths, "extension point")
+    _function_paths.update(functions_by_point)
+    for point in functions_by_point:
         _functions.pop(point, None)
 
 
-def extension(point: str) -> Any:
+def find_extension(extension_point: str) -> Any:
     """Return the function registered at an extension point, or None if its part was removed.
 
     Raises:
         ValueError: if the registered module is not a part of pyrofl, and does not exist.
     """
-    if point not in _functions:
-        module, _, name = _places.get(point, "").partition(":")
+    if extension_point not in _functions:
+        module, _, name = _function_paths.get(extension_point, "").partition(":")
         try:
-            _functions[point] = getattr(import_module(module), name) if module else None
+            _functions[extension_point] = getattr(import_module(module), name) if module else None
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):
                 raise  # the part is there, and lacks a package that it needs
             if not module.startswith(PACKAGE_PREFIX):
                 raise ValueError(
-                    f"{point} is registered as '{module}:{name}', but there is no module "
+                    f"{extension_point} is registered as '{module}:{name}', but there is no module "
                     f"{error.name!r}"
                 ) from error
-            _functions[point] = None
-    return _functions[point]
+            _functions[extension_point] = None
+    return _functions[extension_point]
 
 
-def required(point: str, argument: str) -> Any:
+def required(extension_point: str, argument: str) -> Any:
     """Return the function at an extension point that an argument needs.
 
     Raises:
         ValueError: if no part of the package is registered there.
     """
-    function = extension(point)
+    function = find_extension(extension_point)
     if function is None:
-        module = _places.get(point, "").partition(":")[0]
+        module = _function_paths.get(extension_point, "").partition(":")[0]
         raise ValueError(f"{argument} needs {module}, a part of pyrofl that was removed")
     return function

@@ -27,12 +27,12 @@ from torch import Generator, Tensor
 import pyrofl.models
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.settings import accepted
+from pyrofl.inference.acceleration import grouped_training as training
 from pyrofl.inference.acceleration import groups
-from pyrofl.inference.acceleration import local as training
 from pyrofl.inference.acceleration.groups import buckets
 from pyrofl.inference.acceleration.row_space import first_layer, rewriting
 from pyrofl.inference.definition.aggregator import Aggregator
-from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, Seen
+from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, TransformedLoss
 from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import Sgd
@@ -207,10 +207,10 @@ def steps_by_rows(method: Method) -> bool:
         if not isinstance(move, GradientStep) or not isinstance(move.optim, Sgd):
             return False
         core, model, guide, own = move.loss, method.model, method.guide, False
-        while isinstance(core, (Directed, OfGradients, On, Seen)):
+        while isinstance(core, (Directed, OfGradients, On, TransformedLoss)):
             if isinstance(core, On):
                 model, guide = core.model, core.guide
-            elif isinstance(core, Seen):
+            elif isinstance(core, TransformedLoss):
                 own = own or core.view.__module__ == fedhb.__name__
             core = core.loss
         if not isinstance(model, Supervised) or not isinstance(core, Elbo):

@@ -21,7 +21,7 @@ from pyrofl.models import fedabml, fedavg, metavd, pfedmb, pfedvem
 @pytest.fixture
 def bare(monkeypatch):
     """Register nothing."""
-    monkeypatch.setattr(extensions, "_places", {})
+    monkeypatch.setattr(extensions, "_function_paths", {})
     monkeypatch.setattr(extensions, "_functions", {})
 
 
@@ -32,7 +32,7 @@ SLOW = [pytest.param(paper, marks=pytest.mark.slow) for paper in (fedabml, metav
 def test_rounds_without_extensions_have_the_same_results(blobs, monkeypatch, paper):
     known = toys.last(paper.build(toys.net()), blobs, 3)
     with monkeypatch.context() as bare:
-        bare.setattr(extensions, "_places", {})
+        bare.setattr(extensions, "_function_paths", {})
         bare.setattr(extensions, "_functions", {})
         state = toys.last(paper.build(toys.net()), blobs, 3)
     for name, value in known.server.items():
@@ -103,11 +103,11 @@ def test_an_unknown_engine_is_refused(blobs):
 
 
 def test_an_extension_replaces_another_and_is_imported_when_it_is_needed(monkeypatch):
-    monkeypatch.setattr(extensions, "_places", {})
+    monkeypatch.setattr(extensions, "_function_paths", {})
     monkeypatch.setattr(extensions, "_functions", {})
-    assert extensions.extension("point") is None
+    assert extensions.find_extension("point") is None
     extensions.register({"point": "math:sqrt"})
-    assert extensions.extension("point")(4.0) == 2.0
+    assert extensions.find_extension("point")(4.0) == 2.0
     with pytest.raises(ValueError, match="unknown extension point 'pointe'; did you mean point"):
         extensions.register({"pointe": "math:sqrt"})
     for place in ("math", "math.sqrt", "math:", ":sqrt", math.sqrt):
@@ -117,9 +117,9 @@ def test_an_extension_replaces_another_and_is_imported_when_it_is_needed(monkeyp
             extensions.register({"point": place})
     extensions.register({"point": "no_such_module:function"})
     with pytest.raises(ValueError, match="but there is no module 'no_such_module'"):
-        extensions.extension("point")
+        extensions.find_extension("point")
     extensions.register({"point": "pyrofl.no_such_part.module:function"})
-    assert extensions.extension("point") is None
+    assert extensions.find_extension("point") is None
     extensions.register({"point": "pyrofl.extensions:no_such_function"})
     with pytest.raises(AttributeError, match="no_such_function"):
-        extensions.extension("point")
+        extensions.find_extension("point")

@@ -22,7 +22,7 @@ from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.metadata import MODERATE
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.messages import BadMessage, kinds
+from pyrofl.inference.engine.messages import BadMessage, count_by_rule
 from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.engine.round import run_round
 from pyrofl.inference.engine.start import first
@@ -198,7 +198,7 @@ def test_the_first_bad_entry_is_named(blobs):
     poison = faults.entry(torch.nan, "w/fc1.weight")
     (state,) = federate(faults.corrupted(method, poison, 3), blobs, 1)
     assert state.rejected == ("client 3: w/fc1.weight[5, 7] is nan; expected a finite number",)
-    assert kinds(state.rejected * 3) == {"a finite number": 3}
+    assert count_by_rule(state.rejected * 3) == {"a finite number": 3}
 
 
 @sending
@@ -231,7 +231,7 @@ def test_a_merge_that_overflows_is_undone(blobs):
     (state,) = federate(method, blobs, 1)
     toys.assert_same(state.server, first(method, blobs, 0).server)
     assert state.rejected[0].startswith("the server: aggregated w/fc1.weight[0, 0] is ")
-    assert kinds(state.rejected) == {"a finite number": 1}
+    assert count_by_rule(state.rejected) == {"a finite number": 1}
     with pytest.raises(BadMessage, match="the server"):
         list(federate(method, blobs, 1, on_bad_message="raise"))
 

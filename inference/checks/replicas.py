@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
-from pyrofl.inference.engine.messages import merged
+from pyrofl.inference.engine.messages import validated_state
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.tensors import Tensors, cut, join_up, under
 
@@ -83,7 +83,7 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
             try:
                 server_state = {n: v.clone() for n, v in each[r].items()}
                 aggregated = method.aggregate(server_state, cut(message, at), members, generator)
-                each[r], failure = merged(each[r], aggregated, len(members.ids))
+                each[r], failure = validated_state(each[r], aggregated, len(members.ids))
             except AggregationError as error:
                 failure = f"the server: {error}"
             if failure:

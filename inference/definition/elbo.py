@@ -90,7 +90,7 @@ Look = Callable[[Tensors, Tensors], Tensors]
 
 
 @dataclass(frozen=True)
-class Seen:
+class TransformedLoss:
     """Loss function that transforms the tensors before the Pyro model and guide read them."""
 
     loss: Loss

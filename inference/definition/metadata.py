@@ -247,7 +247,7 @@ class LocalPair:
         download: (server, cohort) -> what the programs read of the server; None is the method's.
         start: (received, local, batch) -> tensors [C, *p] from which clients start in a round;
             ValueError where the model has no distribution.
-        differs: How the clients' own loss differs from the pair's ELBO; empty if it does not.
+        loss_difference: How the clients' own loss differs from the pair's ELBO, or empty.
     """
 
     model: Program
@@ -255,7 +255,7 @@ class LocalPair:
     names: str
     download: Callable[[Tensors, Cohort], Tensors] | None
     start: Callable[[Tensors, Tensors, Batch], Tensors]
-    differs: str = ""
+    loss_difference: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.choices import Engine, OnBadMessage
 from pyrofl.data import Federation
-from pyrofl.extensions import extension, required
+from pyrofl.extensions import find_extension, required
 from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, separate
@@ -135,7 +135,7 @@ def federate(
         server_state = match_server(at(0), data, server_state)
     if (begun := resume_from.number if resume_from else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
-        validate = extension("validation") if check and not begun else None
+        validate = find_extension("validation") if check and not begun else None
         if validate is not None:
             validate(
                 at(0),

@@ -19,7 +19,7 @@ from pyrofl.tensors import Tensors, cut, is_measured, pick
 
 MAX_REASONS = 3  # reasons in one line
 
-Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+MessageForm = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 """Names, shapes [*p] and types of a message's tensors, in the order of their names."""
 
 
@@ -27,9 +27,9 @@ class BadMessage(RuntimeError):
     """Error raised for an invalid client message if `on_bad_message` is "raise"."""
 
 
-def inspect(
+def validate_messages(
     message: Tensors,
-    private: Tensors,
+    client_states: Tensors,
     cohort: Cohort,
     names: Sequence[str],
     rules: Sequence[tuple[str, Rule]] = (),
@@ -37,7 +37,8 @@ def inspect(
     """Validate messages and client states; return the first error of each client, or "" for none.
 
     >>> cohort = Cohort(torch.tensor([1]), torch.ones(1))
-    >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), [("tau", POSITIVE)])
+    >>> rules = [("tau", POSITIVE)]
+    >>> validate_messages({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), rules)
     ['b: tau is -0.1; expected > 0']
     """
     ids = cohort.ids.tolist()
@@ -45,7 +46,8 @@ def inspect(
         if value.shape[:1] != (len(ids),):
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
-    errors, duties = [""] * len(ids), list(_tensors_with_rules(message, private, cohort, rules))
+    errors = [""] * len(ids)
+    duties = list(_tensors_with_rules(message, client_states, cohort, rules))
     # A sum is finite only if all entries are; sums that overflow are checked again.
     sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
     finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
@@ -62,12 +64,12 @@ def inspect(
 
 
 def _tensors_with_rules(
-    message: Tensors, private: Tensors, cohort: Cohort, rules: Sequence[tuple[str, Rule]]
+    message: Tensors, client_states: Tensors, cohort: Cohort, rules: Sequence[tuple[str, Rule]]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
     """Yield each tensor of messages and client states, with a rule that it must satisfy."""
     yield "its size", cohort.size, FINITE
     yield "its size", cohort.size, POSITIVE
-    for name, value in (*message.items(), *private.items()):
+    for name, value in (*message.items(), *client_states.items()):
         if is_measured(value):
             yield name, value, FINITE
     for patterns, rule in rules:
@@ -82,19 +84,21 @@ def _violation(name: str, value: Tensor, is_valid: Tensor, rule: Rule) -> str:
     return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
 
 
-def form_of(message: Tensors) -> Form:
+def form_of(message: Tensors) -> MessageForm:
     """Return the names, shapes and types of the tensors of a message [C, *p]."""
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(message.items()))
 
 
-def vote_on_forms(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
+def vote_on_forms(
+    votes: Iterable[tuple[MessageForm, int]], last: MessageForm, server: Tensors
+) -> MessageForm:
     """Return the tensor names, shapes and types that messages must have, by a vote of clients.
 
     It is the sent form, if all of several clients agree, or if new tensors have the form of the
     server's. Otherwise it is that of the last round, if it has a name in common with the most
     frequent form, or else the most frequent form, the first of equals.
     """
-    count: Counter[Form] = Counter()
+    count: Counter[MessageForm] = Counter()
     for form, clients in votes:
         count[form] += clients
     most = max(count, key=count.__getitem__, default=last)
@@ -105,7 +109,7 @@ def vote_on_forms(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors
     return last if {name for name, *_ in most} & {name for name, *_ in last} else most
 
 
-def unlike(form: Form, expected: Form) -> str:
+def form_difference(form: MessageForm, expected: MessageForm) -> str:
     """Describe the first difference between a message's shapes or types and the expected ones."""
     entries = {name: (shape, dtype) for name, shape, dtype in expected}
     for name in sorted({name for name, *_ in form} ^ entries.keys()):
@@ -118,7 +122,7 @@ def unlike(form: Form, expected: Form) -> str:
     return ""
 
 
-def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, str]:
+def validated_state(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, str]:
     """Validate an aggregated server state; return it and "", or the old state and the error.
 
     Raises:
@@ -186,7 +190,7 @@ def privatize(
     )
 
 
-SERVER = "the server: "  # begins the reason of a round whose aggregation fails
+SERVER_FAILED_PREFIX = "the server: "  # of the reason for a round that failed
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
@@ -196,7 +200,7 @@ def join_reasons(reasons: Sequence[str]) -> str:
     return "; ".join(shown)
 
 
-def kinds(rejected: Iterable[str]) -> dict[str, int]:
+def count_by_rule(rejected: Iterable[str]) -> dict[str, int]:
     """Count rejected messages by the validation rule that they violated."""
     return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))
 
@@ -207,9 +211,9 @@ class Inbox:
     def __init__(self, method: Method, server: Tensors, reporters: Tensor) -> None:
         """Create an empty inbox for the messages of the reporting clients (sorted ids)."""
         self.method, self.server, self.reporters = method, server, reporters
-        self.by_form: dict[Form, Tensors] = {}
+        self.by_form: dict[MessageForm, Tensors] = {}
 
-    def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
+    def take(self, form: MessageForm, cohort: Cohort, sent: Tensors) -> None:
         """Store the messages [C, ...] of some clients, all with the same shapes and types."""
         held = self.by_form.setdefault(form, {})
         if not len(cohort.ids):  # a transport may have lost the shapes of no messages
@@ -222,27 +226,29 @@ class Inbox:
                 held[name] = value.new_empty(len(self.reporters), *value.shape[1:])
             held[name][torch.searchsorted(self.reporters, cohort.ids.cpu())] = value
 
-    def stored_messages(self, form: Form, cohort: Cohort) -> Tensors:
+    def stored_messages(self, form: MessageForm, cohort: Cohort) -> Tensors:
         """Return the stored messages of the given clients, sorted by client: [M, ...]."""
         held = self.by_form.get(form, {})
         if len(cohort.ids) == len(self.reporters):
             return held
         return cut(held, torch.searchsorted(self.reporters, cohort.ids.cpu()))
 
-    def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
+    def aggregate_messages(
+        self, form: MessageForm, message: Tensors, cohort: Cohort, source: Generator
+    ) -> Tensors:
         """Aggregate the stored messages to a server state; raise AggregationError on failure."""
         return self.method.aggregate(self.server, message, cohort, source)
 
 
-class FoldingInbox(Inbox):
+class AveragingInbox(Inbox):
     """Server inbox that averages the messages of a round on arrival, to save memory."""
 
     def __init__(self, aggregate: Aggregator, server: Tensors) -> None:
         self.aggregate, self.server = aggregate, server
-        self.folded: dict[Form, Weighed | Exception] = {}
+        self.folded: dict[MessageForm, Weighed | Exception] = {}
         self.message: Tensors = {}
 
-    def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
+    def take(self, form: MessageForm, cohort: Cohort, sent: Tensors) -> None:
         """Add some clients' messages [C, ...] to the running weighted mean of the round."""
         self.message = self.message or {n: v[:0].clone() for n, v in sent.items()}
         before = self.folded.get(form)
@@ -255,11 +261,13 @@ class FoldingInbox(Inbox):
         except ValueError as error:  # raised later if this form is aggregated
             self.folded[form] = error
 
-    def stored_messages(self, form: Form, cohort: Cohort) -> Tensors:
+    def stored_messages(self, form: MessageForm, cohort: Cohort) -> Tensors:
         """Return empty tensors with the messages' shapes and types, as messages are not stored."""
         return self.message
 
-    def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
+    def aggregate_messages(
+        self, form: MessageForm, message: Tensors, cohort: Cohort, source: Generator
+    ) -> Tensors:
         """Compute the server state from averaged messages; raise AggregationError on failure."""
         folded = self.folded[form]
         if isinstance(folded, Exception):
@@ -276,4 +284,4 @@ def inbox(method: Method, server: Tensors, reporters: Tensor, keep_messages: boo
             "keep_messages is False, but this aggregation needs all messages at once; use an "
             "Aggregator of weighted means, or keep_messages=True"
         )
-    return FoldingInbox(method.aggregate, server)
+    return AveragingInbox(method.aggregate, server)

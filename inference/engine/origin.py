@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.returned import as_tensors
 from pyrofl.tensors import Tensors, pick
 
@@ -115,7 +115,7 @@ def refuse_other_clients(
 
 def constants_of(method: Method) -> str:
     """Return a hash of a method's frozen weights and buffers; "" if it has none."""
-    constants_hash = extension("constants")
+    constants_hash = find_extension("constants")
     return str(constants_hash(method)) if constants_hash is not None else ""
 
 

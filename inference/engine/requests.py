@@ -13,7 +13,7 @@ from torch import Tensor
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
-from pyrofl.inference.engine.messages import Form, form_of, unlike, vote_on_forms
+from pyrofl.inference.engine.messages import MessageForm, form_difference, form_of, vote_on_forms
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.tensors import Tensors, cut, join_up
 
@@ -59,7 +59,7 @@ class Reply:
 
     sender: Cohort
     message: Tensors
-    form: Form
+    form: MessageForm
     reasons: list[str]
     report: Tensors
 
@@ -82,7 +82,8 @@ Backend = Callable[[RoundRequest], RunningRound]
 
 def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
     """Join the replies of all vectorized client batches into one reply, ordered by client `ids`."""
-    if odd := next(filter(None, (unlike(reply.form, replies[0].form) for reply in replies)), ""):
+    differences = (form_difference(reply.form, replies[0].form) for reply in replies)
+    if odd := next(filter(None, differences), ""):
         raise ValueError(
             f"messages of clients in different chunks differ: {odd}; upload must not depend on the "
             "chunk"
@@ -100,7 +101,7 @@ def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
 
 def reject_other_forms(
     replies: Sequence[Reply], state: RoundState, names: Sequence[str]
-) -> tuple[Form, Tensors, list[str]]:
+) -> tuple[MessageForm, Tensors, list[str]]:
     """Reject messages with unexpected shapes or types.
 
     Returns:
@@ -111,7 +112,7 @@ def reject_other_forms(
     form = vote_on_forms(votes, form_of(state.message), state.server)
     reasons = list[str]()
     for reply in replies:
-        odd = unlike(reply.form, form)
+        odd = form_difference(reply.form, form)
         for reason, i in zip(reply.reasons, reply.report["ids"].tolist(), strict=True):
             reasons.append(reason or (f"{names[i]}: {odd}" if odd else ""))
     report = join_up(reply.report for reply in replies)

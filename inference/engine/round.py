@@ -24,14 +24,14 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.client_states import ClientStates, StateRow
 from pyrofl.inference.engine.messages import (
-    SERVER,
+    SERVER_FAILED_PREFIX,
     BadMessage,
     form_of,
     inbox,
-    inspect,
     join_reasons,
-    merged,
     privatize,
+    validate_messages,
+    validated_state,
 )
 from pyrofl.inference.engine.participation import Draw, Stragglers, sample_clients
 from pyrofl.inference.engine.requests import (
@@ -103,9 +103,9 @@ def run_round(
     """Run one round: clients `ids` train, `reporters` send messages, the server aggregates.
 
     A client keeps its previous state if its message is not aggregated: if it is `silent`, if its
-    message, client state or loss is invalid, see `inspect` and `reject_other_forms`, or if the
-    aggregation fails. Clients that were not selected to report keep their new state. If no client
-    reports, or the aggregation is not finite, the server keeps its state.
+    message, client state or loss is invalid, see `validate_messages` and `reject_other_forms`, or
+    if the aggregation fails. Clients that were not selected to report keep their new state. If no
+    client reports, or the aggregation is not finite, the server keeps its state.
 
     Raises:
         ValueError: if a function of the method modifies its arguments, or does not return a dict
@@ -141,11 +141,13 @@ def run_round(
                     unwritten("aggregate", message),
                 ):
                     aggregated = as_tensors(
-                        "what aggregate returns", box.merged(form, message, cohort, source)
+                        "what aggregate returns",
+                        box.aggregate_messages(form, message, cohort, source),
                     )
-                server, failure = merged(server, to_data(aggregated, data), len(cohort.ids))
+                aggregated = to_data(aggregated, data)
+                server, failure = validated_state(server, aggregated, len(cohort.ids))
         except AggregationError as error:
-            failure = f"{SERVER}{error}"
+            failure = f"{SERVER_FAILED_PREFIX}{error}"
         lost = torch.cat([silent, cohort.ids.cpu()]) if failure else silent
         accepted = report["good"] & ~torch.isin(report["ids"], lost)
         client_states = running.close(report["ids"][~accepted])
@@ -218,7 +220,7 @@ class LocalClients(RunningRound):
         with torch.no_grad():
             message = uploaded(method, received, local)
         watched = client_state | {f"its loss of {n}": v for n, v in loss.items()}
-        reasons = inspect(message, watched, cohort, data.names, method.rules)
+        reasons = validate_messages(message, watched, cohort, data.names, method.rules)
         ids, good = cohort.ids.cpu(), torch.tensor([not r for r in reasons])
         sends, sent = good & torch.isin(ids, request.reporters), {}
         if bool(good.any()):

@@ -14,7 +14,7 @@ from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
 from pyrofl.data.tables.wording import listed
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.definition.seeds import Stream, stream
@@ -128,7 +128,7 @@ def named_clients(data: Federation, x: Any, client: str | None) -> list[str]:
         ValueError: if a row names another client than the requested one.
     """
     column = data.source.client_column if data.source else ""
-    find = extension("clients of rows") if column else None
+    find = find_extension("clients of rows") if column else None
     owners: list[str] = find(x, column, data.names, client) if find else []
     return owners
 

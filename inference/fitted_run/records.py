@@ -9,7 +9,7 @@ from typing import Any
 
 from pyrofl.inference.definition.metadata import Moments, of_kind, unfinished, watched
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.engine.messages import SERVER
+from pyrofl.inference.engine.messages import SERVER_FAILED_PREFIX
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.monitoring.losses import comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
@@ -68,7 +68,7 @@ class RoundRecord:
             unfinished=unfinished(tensors, seen),
             unreliable=unfinished(tensors, seen, lasting=True),
             failed=unfinished(tensors, seen, lasting=True, times=FAILED)
-            or next((text for text in state.rejected if text.startswith(SERVER)), ""),
+            or next((text for text in state.rejected if text.startswith(SERVER_FAILED_PREFIX)), ""),
             noise=max((m.noise(state.server) for _, m in every if m.noise), default=0.0),
         )
 

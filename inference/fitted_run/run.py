@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.data.tables.wording import number_of
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.files import run_folder
 from pyrofl.files.lock import lock_folder
 from pyrofl.files.pickles import Pickled
@@ -413,7 +413,7 @@ class Run(Pickled, Summarized):
 
     def _more_html(self) -> str:
         """Return an HTML figure of scores by round, or of parameter changes if there are none."""
-        draw = extension("figure of run")
+        draw = find_extension("figure of run")
         drawn = draw(self) if draw else None
         return picture(drawn, "scores or parameter changes by round") if drawn else ""
 

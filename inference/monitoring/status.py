@@ -65,7 +65,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.user_code import users_code
-from pyrofl.inference.engine.messages import SERVER
+from pyrofl.inference.engine.messages import SERVER_FAILED_PREFIX
 from pyrofl.inference.monitoring.losses import Divergence, Losses
 from pyrofl.inference.monitoring.parameter_changes import Moved
 from pyrofl.tensors import matches
@@ -189,7 +189,7 @@ class ConvergenceMonitor:
         why = last.failed or (last.unreliable if lasting else "")
         if not why and status.kind == "diverged":
             why = status.why
-        return why.removeprefix(SERVER).partition(";")[0]
+        return why.removeprefix(SERVER_FAILED_PREFIX).partition(";")[0]
 
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""

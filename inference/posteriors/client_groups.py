@@ -26,7 +26,7 @@ from pyrofl.tensors import Tensors, cut, default_type, matches
 
 MAX_GROUP_ROWS = 4096  # maximum rows of a group, including padding, unless it has a single client
 SHORT_CLIENT_ROWS = 16  # number of rows up to which clients of any size are padded to each other
-ALIKE = 2 / 3  # minimum rows of the clients of a group, relative to its longest
+MIN_RELATIVE_ROWS = 2 / 3  # minimum rows of the clients of a group, relative to its longest
 
 
 class ClientGroup(NamedTuple):
@@ -34,19 +34,19 @@ class ClientGroup(NamedTuple):
 
     ids: list[int]
     client: Client  # inputs of the programs, with C clients
-    sources: list[Generator]
+    generators: list[Generator]
 
-    def one(self, c: int, data: Federation) -> Client:
+    def single_client(self, c: int, data: Federation) -> Client:
         """Return the inputs of the programs for the c-th client alone, without padding."""
         batch, some = data.batch(torch.tensor([self.ids[c]])), slice(c, c + 1)
         received, local = (
-            {n: rounded(v, batch.size.dtype) for n, v in cut(part, some).items()}
+            {n: in_precision(v, batch.size.dtype) for n, v in cut(part, some).items()}
             for part in self.client[:2]
         )
         return received, local, batch
 
 
-class Proposed(Messenger):
+class GivenNoise(Messenger):
     """Pyro messenger that computes normal latent sites from given standard normal noise.
 
     Args:
@@ -61,19 +61,20 @@ class Proposed(Messenger):
     ) -> None:
         super().__init__()
         self.shared, self.normal, self.draws = shared, normal, len(noise)
-        self.left = {True: noise[:, None], False: client_noise}  # [S, 1, d], [S, C, n]
+        self.unused_noise = {True: noise[:, None], False: client_noise}  # [S, 1, d], [S, C, n]
 
     def _pyro_sample(self, msg: Any) -> None:
         if is_unset_latent(msg) and msg["name"] in self.normal:
             fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
             size = fn.event_shape.numel()
-            part, self.left[is_shared] = self.left[is_shared].tensor_split([size], -1)
+            noise = self.unused_noise[is_shared]
+            part, self.unused_noise[is_shared] = noise.tensor_split([size], -1)
             # [S, C, 1, *p], or [S, 1, 1, *p] of a shared site.
             part = part.to(fn.mean).reshape(*part.shape[:2], 1, *fn.event_shape)
             msg["value"], msg["done"] = fn.mean + fn.stddev * part, True
 
 
-def width(fn: Any) -> int:
+def normal_size(fn: Any) -> int:
     """Return the event size of a normal distribution; 0 for any other distribution."""
     normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
         (),
@@ -89,14 +90,14 @@ def grouped(
 
     Clients are alone if the programs of several clients cannot run in one batch.
     """
-    most = spec.chunk_size or len(ids)
-    if most > 1 and not is_batchable(method, data, state, ids, spec):
-        most = 1
+    max_clients = spec.chunk_size or len(ids)
+    if max_clients > 1 and not is_batchable(method, data, state, ids, spec):
+        max_clients = 1
     groups = []
-    for part in alike(data.sizes, ids, most):
+    for part in groups_of_similar_size(data.sizes, ids, max_clients):
         how = replace(spec, chunk_size=len(part))
-        for some, received, local, sources in single(method, data, state, part, how):
-            group = ClientGroup(some.tolist(), (received, local, data.batch(some)), sources)
+        for some, received, local, generators in single(method, data, state, part, how):
+            group = ClientGroup(some.tolist(), (received, local, data.batch(some)), generators)
             groups.append(in_double_precision(method, group))
     return groups
 
@@ -109,41 +110,42 @@ def in_double_precision(method: Method, group: ClientGroup) -> ClientGroup:
     received, local, batch = group.client
     columns = {name: getattr(batch, name) for name in ("x", "y", "size", "weights")}
     doubled: dict[str, Any] = {
-        n: rounded(v, torch.double) for n, v in columns.items() if v is not None
+        n: in_precision(v, torch.double) for n, v in columns.items() if v is not None
     }
     wide = replace(batch, **doubled)
     received, local = (
-        {n: rounded(v, torch.double) for n, v in some.items()} for some in (received, local)
+        {n: in_precision(v, torch.double) for n, v in some.items()} for some in (received, local)
     )
     doubled_group = group._replace(client=(received, local, wide))
-    other = doubled_group._replace(sources=[Generator() for _ in group.ids])
+    other = doubled_group._replace(generators=[Generator() for _ in group.ids])
     try:
-        with unproposed(method, other), default_type(wide.size.dtype):
+        with drawing_other_sites(method, other), default_type(wide.size.dtype):
             traces(method.model, method.guide, *doubled_group.client, 2)
     except RuntimeError:  # the program has tensors of its own in single precision
         return group
     return doubled_group
 
 
-def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+def in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor in another precision if it is of floating point."""
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def alike(sizes: Tensor, ids: Tensor, most: int) -> list[Tensor]:
-    """Return ids of clients in groups of at most `most` clients of similar numbers of rows.
+def groups_of_similar_size(sizes: Tensor, ids: Tensor, max_clients: int) -> list[Tensor]:
+    """Return ids of clients in groups of at most `max_clients` clients of similar numbers of rows.
 
     Args:
         sizes: numbers of rows of all clients, [J].
         ids: ids of clients.
-        most: maximum number of clients in a group.
+        max_clients: maximum number of clients in a group.
     """
     order, groups = ids[sizes[ids].argsort(descending=True, stable=True)], []
     while len(order):
         of = sizes[order]
-        longest = int(of[0])
-        similar = int((of >= longest * ALIKE).sum()) if longest > SHORT_CLIENT_ROWS else len(of)
-        fit = min(most, similar, max(1, MAX_GROUP_ROWS // longest))
+        longest, similar = int(of[0]), len(of)
+        if longest > SHORT_CLIENT_ROWS:
+            similar = int((of >= longest * MIN_RELATIVE_ROWS).sum())
+        fit = min(max_clients, similar, max(1, MAX_GROUP_ROWS // longest))
         groups.append(order[:fit])
         order = order[fit:]
     return groups
@@ -159,26 +161,29 @@ def is_batchable(
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)][:1]
     (_, received, local, _), *_ = single(method, data, state, ids, replace(spec, chunk_size=1))
     group = ClientGroup(ids.tolist(), (received, local, data.batch(ids)), [Generator()])
-    with unproposed(method, group):
+    with drawing_other_sites(method, group):
         q, p = traces(method.model, method.guide, *group.client, 2)
     sites = (site for trace in (q, p) for site in trace.nodes.values())
     drawn = [s for s in sites if s["type"] == "sample" and not site_is_subsample(s)]
     inside = all(client_axis(site) is not None for site in drawn)
-    return inside and all(is_point(s["fn"]) or width(s["fn"]) for _, s in latent(q))
+    return inside and all(is_point(s["fn"]) or normal_size(s["fn"]) for _, s in latent(q))
 
 
 @contextmanager
-def unproposed(method: Method, group: ClientGroup) -> Iterator[None]:
+def drawing_other_sites(method: Method, group: ClientGroup) -> Iterator[None]:
     """Sample sites without given noise by the clients' generators, as a context manager."""
-    sources = iter(group.sources)
-    with pyro.validation_enabled(False), JointNoise(group.sources, method.shared, sources.__next__):
+    generators = iter(group.generators)
+    noise = JointNoise(group.generators, method.shared, generators.__next__)
+    with pyro.validation_enabled(False), noise:
         yield
 
 
-def evaluated(method: Method, group: ClientGroup, proposed: Proposed) -> tuple[Tensors, Any, Any]:
+def log_densities_at(
+    method: Method, group: ClientGroup, given_noise: GivenNoise
+) -> tuple[Tensors, Any, Any]:
     """Return log densities [S, C] of sites at given noise, with the traces of guide and model."""
-    batch, draws = group.client[2], proposed.draws
-    with unproposed(method, group), proposed, default_type(batch.size.dtype):
+    batch, draws = group.client[2], given_noise.draws
+    with drawing_other_sites(method, group), given_noise, default_type(batch.size.dtype):
         q, p = traces(method.model, method.guide, *group.client, draws)
     zero = batch.size.new_zeros(draws, len(batch))
     with pyro.validation_enabled(False):  # where a value is NaN, so is the density

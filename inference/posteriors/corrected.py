@@ -47,7 +47,7 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.client_groups import grouped, rounded
+from pyrofl.inference.posteriors.client_groups import grouped, in_precision
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
@@ -152,13 +152,13 @@ def corrected(
         group = part.group
         for c, i in enumerate(group.ids):
             values = {
-                n: Values(rounded(v.value[at, c : c + 1], data.dtype), v.rows)
+                n: Values(in_precision(v.value[at, c : c + 1], data.dtype), v.rows)
                 for n, v in part.sites.items()
             }
             if rows:
                 name = data.names[i]
                 source = stream(spec.seed, Stream.ROWS, state.number, name)
-                client, b = group.one(c, data), len(data.train[i])  # without padding
+                client, b = group.single_client(c, data), len(data.train[i])  # without padding
                 latent_values = {
                     n: Values(v.value[:, :, :b], True) if v.rows else v
                     for n, v in values.items()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.elbo import is_deterministic, latent
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.posteriors.client_groups import ClientGroup, Proposed, evaluated
+from pyrofl.inference.posteriors.client_groups import ClientGroup, GivenNoise, log_densities_at
 from pyrofl.inference.posteriors.draws import Values, of_rows, placed
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.pointwise import MAX_CELLS
@@ -108,10 +108,11 @@ class GroupImportanceSampler:
         """
         shape, exact = (s, sets, 2, self.guided.sizes[1]), torch.float64
         shifts = [
-            torch.rand(shape, generator=generator, dtype=exact) for generator in self.group.sources
+            torch.rand(shape, generator=generator, dtype=exact)
+            for generator in self.group.generators
         ]
         choices = [
-            torch.rand(s, generator=generator, dtype=exact) for generator in self.group.sources
+            torch.rand(s, generator=generator, dtype=exact) for generator in self.group.generators
         ]
         return torch.stack(shifts, 1), torch.stack(choices, 1)
 
@@ -241,8 +242,8 @@ class GroupImportanceSampler:
 
     def _log_densities(self, noise: Tensor, client_noise: Tensor) -> tuple[Tensors, Any, Any]:
         """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
-        proposed = Proposed(self.method.shared, self.guided.normal, noise, client_noise)
-        return evaluated(self.method, self.group, proposed)
+        proposed = GivenNoise(self.method.shared, self.guided.normal, noise, client_noise)
+        return log_densities_at(self.method, self.group, proposed)
 
 
 def site_draws_of_traces(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:

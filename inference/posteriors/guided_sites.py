@@ -11,7 +11,7 @@ from torch import Generator
 
 from pyrofl.inference.definition.elbo import is_point, latent, traces
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.posteriors.client_groups import ClientGroup, unproposed, width
+from pyrofl.inference.posteriors.client_groups import ClientGroup, drawing_other_sites, normal_size
 from pyrofl.inference.posteriors.draws import in_plate
 from pyrofl.tensors import matches
 
@@ -58,8 +58,8 @@ class GuidedSites:
     @cached_property
     def _traced(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
         """Return the latent sites of the guide and of the model, with their distributions."""
-        other = self.group._replace(sources=[Generator() for _ in self.group.ids])
-        with unproposed(self.method, other):
+        other = self.group._replace(generators=[Generator() for _ in self.group.ids])
+        with drawing_other_sites(self.method, other):
             q, p = traces(self.method.model, self.method.guide, *self.group.client, 2)
         return list(latent(q)), list(latent(p))
 
@@ -90,13 +90,13 @@ class GuidedSites:
     @cached_property
     def normal(self) -> frozenset[str]:
         """Names of the sites that are drawn from normal distributions."""
-        return frozenset(name for name, site in self._guided if width(site["fn"]))
+        return frozenset(name for name, site in self._guided if normal_size(site["fn"]))
 
     @cached_property
     def has_others(self) -> bool:
         """Whether any client-specific latent site has a distribution that is not normal."""
         distributions = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
-        return any(not is_point(fn) and not width(fn) for fn in distributions)
+        return any(not is_point(fn) and not normal_size(fn) for fn in distributions)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -120,10 +120,10 @@ class GuidedSites:
             )
         common = {n: s["fn"] for n, s in self._guided if matches(n, self.method.shared)}
         for name, fn in common.items():
-            if not is_point(fn) and not width(fn):
+            if not is_point(fn) and not normal_size(fn):
                 raise CannotCorrect(
                     f"the guide draws the shared {name!r} from a {type(fn).__name__}",
                     "use a normal distribution or a transformed one for it",
                 )
-        num_shared = sum(map(width, common.values()))
-        return num_shared, sum(width(s["fn"]) for _, s in self._guided) - num_shared
+        num_shared = sum(map(normal_size, common.values()))
+        return num_shared, sum(normal_size(s["fn"]) for _, s in self._guided) - num_shared

@@ -23,11 +23,11 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import Fitted
 from pyrofl.inference.posteriors.client_groups import (
     ClientGroup,
-    Proposed,
-    alike,
-    evaluated,
+    GivenNoise,
     grouped,
+    groups_of_similar_size,
     is_batchable,
+    log_densities_at,
 )
 from pyrofl.inference.posteriors.corrected import (
     Correction,
@@ -47,9 +47,9 @@ from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.tensors import Tensors, matches
 from pyrofl.turns import synchronized
 
-WHY = "no: the rows that importance weights need are at the clients"
+NOT_CORRECTED = "no: the rows that importance weights need are at the clients"
 
-Report = Callable[[Request, int], tuple[Tensor, Tensor]]
+AskClients = Callable[[Request, int], tuple[Tensor, Tensor]]
 """Request with numbers of draws of each client, and number of the exchange -> log marginal
 likelihoods and their relative variances, [S, J] each."""
 
@@ -61,16 +61,16 @@ class SharedDraws:
     Attributes:
         values: site -> draws [S, *p]; empty without shared sites.
         outcome: "yes" if they are corrected, or "no" and the reason.
-        weights: diagnostics of the importance weights, if any.
+        diagnostics: Pareto k and so on of the importance weights, if any.
         log_w: log importance weights of the weighted draws, if any.
-        chosen: index of the weighted draw of each corrected draw, [S], if any.
+        resampled_index: index of the weighted draw of each corrected draw, [S], if any.
     """
 
     values: Tensors = field(default_factory=dict)
-    outcome: str = WHY
-    weights: Weights | None = None
+    outcome: str = NOT_CORRECTED
+    diagnostics: Weights | None = None
     log_w: Tensor | None = None
-    chosen: Tensor | None = None
+    resampled_index: Tensor | None = None
 
 
 def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
@@ -86,14 +86,14 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
     is_servers = bool(getattr(method.views[view], "posterior", None))
     if not method.shared and not is_servers:
         return {}
-    new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
-    bare, first = _bare(run.data, run.data.sizes), torch.zeros(1).long()
-    site_draws = posterior(method, bare, new, draws, ids=first, seed=run.seed)
+    stateless = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
+    bare, first = _outline_with_sizes(run.data, run.data.sizes), torch.zeros(1).long()
+    site_draws = posterior(method, bare, stateless, draws, ids=first, seed=run.seed)
     return {n: v[:, 0] for n, v in site_draws.items() if is_servers or matches(n, method.shared)}
 
 
 def corrected_shared(
-    run: Fitted, report: Report, draws: int = 1000, reason: str = ""
+    run: Fitted, ask_clients: AskClients, draws: int = 1000, reason: str = ""
 ) -> SharedDraws:
     """Return draws of the shared sites, corrected by the clients' reports where possible.
 
@@ -102,7 +102,7 @@ def corrected_shared(
 
     Args:
         run: a fitted run; it needs no rows.
-        report: asks all clients for their marginal likelihoods.
+        ask_clients: asks all clients for their marginal likelihoods.
         draws: number S of draws.
         reason: why draws must not be corrected, or "".
 
@@ -118,37 +118,37 @@ def corrected_shared(
     reason = reason or reason_against(run.method, run.data, everyone, spec)
 
     def weigh() -> tuple[SharedDraws | None, Weights]:
-        return _weighed(run, report, spec)
+        return _weighed(run, ask_clients, spec)
 
-    shared_draws, weights = correction.tried(run.method, run.state, spec, reason, [], weigh)
+    shared_draws, diagnostics = correction.tried(run.method, run.state, spec, reason, [], weigh)
     run.record_correction(correction.outcome, correction.unreliable, correction.notes)
     shared_draws = shared_draws or SharedDraws(guide_draws)
-    return replace(shared_draws, outcome=correction.outcome, weights=weights)
+    return replace(shared_draws, outcome=correction.outcome, diagnostics=diagnostics)
 
 
 @synchronized
 def _weighed(
-    run: Fitted, report: Report, spec: EvaluationSpec
+    run: Fitted, ask_clients: AskClients, spec: EvaluationSpec
 ) -> tuple[SharedDraws | None, Weights]:
     """Return corrected draws, or None if they are unreliable, and the diagnostics of weights."""
     method, data, draws = run.method, run.data, spec.draws or 1
-    new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
-    bare, everyone = _bare(data, data.sizes), torch.arange(data.clients)
-    most = spec.chunk_size or data.clients
-    if most > 1 and not is_batchable(method, bare, new, everyone, spec):
-        most = 1
-    groups = alike(data.sizes, everyone, most)
+    stateless = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
+    bare, everyone = _outline_with_sizes(data, data.sizes), torch.arange(data.clients)
+    max_clients = spec.chunk_size or data.clients
+    if max_clients > 1 and not is_batchable(method, bare, stateless, everyone, spec):
+        max_clients = 1
+    groups = groups_of_similar_size(data.sizes, everyone, max_clients)
     longest = torch.tensor([int(data.sizes[ids].max()) * len(ids) for ids in groups])
-    blank, first = _bare(data, [1] * data.clients), groups[0][:1]
+    blank, first = _outline_with_sizes(data, [1] * data.clients), groups[0][:1]
     number = 0
 
     def guided_by(server: Tensors) -> tuple[GuidedSites, ClientGroup]:
         """Return the guide's sites, and one client with one row of zeros, given a server state."""
-        state = replace(new, server=server)
-        guided = GuidedSites(method, _one(run, bare, state, first, spec))
-        return guided, _one(run, blank, state, first, spec)
+        state = replace(stateless, server=server)
+        guided = GuidedSites(method, _one_blank_client(run, bare, state, first, spec))
+        return guided, _one_blank_client(run, blank, state, first, spec)
 
-    initial_guide = guided_by(new.server)
+    initial_guide = guided_by(stateless.server)
 
     def exchange(wanted: Request) -> TermsReply:
         """Return the terms of the groups that one process would form."""
@@ -156,11 +156,11 @@ def _weighed(
         each = torch.zeros(data.clients, dtype=torch.long)
         for ids, k in zip(groups, wanted.draws, strict=True):
             each[ids] = k
-        log_l, noise = report(wanted._replace(draws=each.tolist()), number)
+        log_l, noise = ask_clients(wanted._replace(draws=each.tolist()), number)
         number += 1
         guide = initial_guide if wanted.server is None else guided_by(wanted.server)
-        said, values = _at(run, *guide, wanted.noise)
-        prior = (said["shared log_p"] - said["shared log_q"])[:, 0]
+        log_densities, values = _shared_values_at_noise(run, *guide, wanted.noise)
+        prior = (log_densities["shared log_p"] - log_densities["shared log_q"])[:, 0]
         terms = [GroupTerms(log_l[:, ids], noise[:, ids], prior) for ids in groups]
         return TermsReply(terms, values)
 
@@ -170,37 +170,40 @@ def _weighed(
     weighed = Weighing(initial_guide[0], longest.double(), exchange, common, count, near).together()
     if bool(untrusted(weighed.weights).any()):
         return None, weighed.weights
-    weights = with_shapes(weighed)
-    chosen = resampled(weighed.log_w, draws, common)
-    values = {n: v[chosen] for n, v in weighed.values.items()}
-    return SharedDraws(values, weights=weights, log_w=weighed.log_w, chosen=chosen), weights
+    diagnostics = with_shapes(weighed)
+    index = resampled(weighed.log_w, draws, common)
+    values = {n: v[index] for n, v in weighed.values.items()}
+    corrected = SharedDraws(
+        values, diagnostics=diagnostics, log_w=weighed.log_w, resampled_index=index
+    )
+    return corrected, diagnostics
 
 
-def _at(
+def _shared_values_at_noise(
     run: Fitted, guided: GuidedSites, single: ClientGroup, e: Tensor
 ) -> tuple[Tensors, Tensors]:
     """Return log densities [S, 1] and values [S, *p] of shared sites at their noise [S, d]."""
     none = e.new_zeros(len(e), 1, guided.sizes[1])
     with torch.no_grad():
-        said, q, p = evaluated(
-            run.method, single, Proposed(run.method.shared, guided.normal, e, none)
+        log_densities, q, p = log_densities_at(
+            run.method, single, GivenNoise(run.method.shared, guided.normal, e, none)
         )
     sites = site_draws_of_traces(q, p, len(e), 1).items()
-    return said, {
+    return log_densities, {
         n: v.value[:, 0] if guided.latent.get(n) else v.value[:, 0, 0]  # of a plate, all places
         for n, v in sites
         if matches(n, run.method.shared)
     }
 
 
-def _one(
-    run: Fitted, bare: Federation, new: RoundState, ids: Tensor, spec: EvaluationSpec
+def _one_blank_client(
+    run: Fitted, bare: Federation, stateless: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> ClientGroup:
     """Return one client with rows of zeros and no state."""
-    return grouped(run.method, bare, new, ids, spec)[0]
+    return grouped(run.method, bare, stateless, ids, spec)[0]
 
 
-def _bare(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:
+def _outline_with_sizes(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:
     """Return an outline of the clients, with other numbers of rows."""
     return outline(data.names, sizes, data.x.shape[1:], data.y.shape[1:], data.classes, data.dtype)
 
@@ -224,10 +227,10 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | 
         for name, value in values.items()
     }
     groups = {"posterior": {n: v[None] for n, v in values.items()}}
-    if (weights := shared_draws.weights) is not None:
-        groups["sample_stats"] = {"pareto_k": weights.k, "importance_ess": weights.ess}
+    if (diagnostics := shared_draws.diagnostics) is not None:
+        groups["sample_stats"] = {"pareto_k": diagnostics.k, "importance_ess": diagnostics.ess}
         axes |= dict.fromkeys(groups["sample_stats"], ("chain",))
-        for name, value in weights.shapes.items():
+        for name, value in diagnostics.shapes.items():
             groups["sample_stats"][f"pareto_k_{name}"] = value[None]
             axes[f"pareto_k_{name}"] = ("chain", ESTIMATE, *axes[name][2:])
     attrs: dict[str, Fact] = {
@@ -237,5 +240,5 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | 
         "status": str(run.status),
         "corrected": shared_draws.outcome,
     }
-    coords |= {ESTIMATE: list(ESTIMATES)} if weights is not None and weights.shapes else {}
+    coords |= {ESTIMATE: list(ESTIMATES)} if diagnostics is not None and diagnostics.shapes else {}
     return inference_data(groups, axes, coords, None, attrs)

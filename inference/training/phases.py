@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from torch import contiguous_format as contiguous
 
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import narrow, optimizer_of
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
@@ -117,7 +117,7 @@ def train(
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
     training = TrainingContext(method, data, noise, order, record, rounds)
-    run = (extension("executor") if record is not False else None) or run_phases
+    run = (find_extension("executor") if record is not False else None) or run_phases
     with pyro.validation_enabled(False), torch.enable_grad():
         trained: Trained = run(training, phases, received, local, cohort)
     # Statistics of rows only live while a client trains.

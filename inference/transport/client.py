@@ -32,18 +32,18 @@ from pyrofl.inference.evaluation.predictions import PredictionOptions, Predictio
 from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
-from pyrofl.inference.transport.requests import SENT_SEEDS, place, refuse_more_rounds
-from pyrofl.inference.transport.wire import (
+from pyrofl.inference.transport.message_checks import (
     EVALUATION_SETTINGS,
     Flat,
     InvalidRequestError,
     StateLostError,
+    client_names,
     column,
-    named,
-    number,
-    refuse_others,
-    sealed,
+    refuse_disagreement,
+    to_own_storage,
+    whole_number,
 )
+from pyrofl.inference.transport.requests import SENT_SEEDS, place, refuse_more_rounds
 from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
@@ -114,10 +114,10 @@ class Client:
         """
         refuse_surroundings()
         cohort, shard, received = self._placed(order)
-        rounds, names = number(order, "round") - 1, named(order)
+        rounds, names = whole_number(order, "round") - 1, client_names(order)
         reports = column(order, "reports", len(names), torch.bool)
         method = self.at(rounds)
-        refuse_others(order, method)
+        refuse_disagreement(order, method)
         with self._held():
             self._refuse_late(names, rounds + 1)
             noisy = (
@@ -141,7 +141,7 @@ class Client:
                 if reason:
                     continue
                 name, row = shard.names[i], local.written.get(i)
-                now = sealed(row.tensors) if row else {}
+                now = to_own_storage(row.tensors) if row else {}
                 waits = bool((reporters == i).any())  # others commit, as they send no message
                 change = {"round": rounds + 1, "pending": now} if waits else {"client_state": now}
                 records[name] = replace(records[name], **change)
@@ -152,8 +152,8 @@ class Client:
                 "sends": torch.isin(cohort.ids.cpu(), reply.sender.ids.cpu()),
                 "odd": tuple(reply.reasons),
                 "steps": reply.report["steps"],
-                **({} if method.metadata.privacy else sealed(_losses(reply.report))),
-                **under("up", sealed(reply.message)),
+                **({} if method.metadata.privacy else to_own_storage(_losses(reply.report))),
+                **under("up", to_own_storage(reply.message)),
             }
             self._sent |= dict.fromkeys(names, answer) if noisy else {}
             self._write()
@@ -170,7 +170,8 @@ class Client:
             ValueError: as `train` and `pyrofl.evaluate`.
         """
         here, shard, state = self._deployed(question)
-        rounds, place = state.number, column(question, "ids", len(named(question)), torch.long)
+        clients = len(client_names(question))
+        rounds, place = state.number, column(question, "ids", clients, torch.long)
         settings = {n: question[n] for n in EVALUATION_SETTINGS if n in question}
         wanted = settings.pop("metrics", None)
         part = shard.test if settings.get("part", "test") == "test" else shard.train
@@ -185,7 +186,8 @@ class Client:
         sent_scores = {n: v[shared] for n, v in scores.values.items() if n in wanted}
         names = tuple(shard.names[i] for i in scores.ids[shared].tolist())
         rows = scores.rows[shared]
-        return {**about, "names": names, "rows": rows, **under("score", sealed(sent_scores))}
+        sent_scores = to_own_storage(sent_scores)
+        return {**about, "names": names, "rows": rows, **under("score", sent_scores)}
 
     @synchronized
     @checked
@@ -260,12 +262,12 @@ class Client:
     def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, RoundState]:
         """Return the method, the clients' rows and the round state for an evaluation request."""
         cohort, shard, received = self._placed(question)
-        rounds = number(question, "round")
+        rounds = whole_number(question, "round")
         self._read()
         records = self._settled(question)
         state = state_of(shard, rounds, received, records)
         method = self.at(max(rounds - 1, 0))
-        refuse_others(question, method)
+        refuse_disagreement(question, method)
 
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
         here = replace(method, download=as_sent(cohort.ids.cpu()), views=views)
@@ -321,7 +323,7 @@ class Client:
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
         """Commit or drop clients' pending states, as the request states; return the records."""
-        names = named(order)
+        names = client_names(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)
         return {name: self._records[name].settled(last) for name, last in each}

@@ -20,9 +20,16 @@ from pyrofl.data.outlines import facts, hidden
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import Request
-from pyrofl.inference.posteriors.shared import Report, SharedDraws, corrected_shared
+from pyrofl.inference.posteriors.shared import AskClients, SharedDraws, corrected_shared
+from pyrofl.inference.transport.message_checks import (
+    MAX_SHOWN_CHARACTERS,
+    Flat,
+    one_line,
+    own_client_names,
+    tensors,
+    whole_number,
+)
 from pyrofl.inference.transport.server import Server
-from pyrofl.inference.transport.wire import MOST_SHOWN, Flat, named_by, number, plain, tensors
 from pyrofl.tensors import Tensors
 
 
@@ -100,7 +107,7 @@ class Correction:
         except RepliesNeeded as needed:
             self._requests = needed.requests
 
-    def _report(self) -> Report:
+    def _report(self) -> AskClients:
         def send(requests: dict[str, Flat]) -> Mapping[str, Mapping[str, Any]]:
             number = next(iter(requests.values()))["exchange"]
             if number >= len(self.replies):
@@ -120,7 +127,7 @@ MAX_EXCHANGE_ATTEMPTS = 3
 
 def reporter(
     server: Server, send: Send, holders: Mapping[str, Sequence[str]] | None = None
-) -> Report:
+) -> AskClients:
     """Return a function that asks all clients for their marginal likelihoods.
 
     Args:
@@ -154,7 +161,7 @@ def reporter(
                         answers, holder, requests[holder], clients_by_holder
                     )
                 except Exception as error:  # whatever a reply of others causes
-                    reasons[holder] = plain(str(error), 2 * MOST_SHOWN)
+                    reasons[holder] = one_line(str(error), 2 * MAX_SHOWN_CHARACTERS)
             if not reasons:
                 return log_likelihoods[0], log_likelihoods[1]
             requests = {holder: requests[holder] for holder in reasons}
@@ -184,7 +191,7 @@ def invalid_weights(
         try:
             _read(replies, holder, request, clients_by_holder)
         except Exception as error:  # whatever a reply of others causes
-            reasons[holder] = plain(str(error), 2 * MOST_SHOWN)
+            reasons[holder] = one_line(str(error), 2 * MAX_SHOWN_CHARACTERS)
     return reasons
 
 
@@ -202,9 +209,9 @@ def _read(
     if why := _refusal(answer):
         raise ValueError(why)
     got = (
-        named_by(holder, answer, clients_by_holder),
-        number(answer, "round"),
-        number(answer, "exchange"),
+        own_client_names(holder, answer, clients_by_holder),
+        whole_number(answer, "round"),
+        whole_number(answer, "exchange"),
     )
     if got != (expected := (tuple(names), request["round"], request["exchange"])):
         raise ValueError(f"its reply is of {got}; expected {expected}")
@@ -215,7 +222,7 @@ def _refusal(answer: Any) -> str:
     """Return the reason of a refusal, or "" for other replies."""
     why = answer.get("why") if isinstance(answer, Mapping) else None
     if why is None or isinstance(why, str):
-        return plain(why or "")
+        return one_line(why or "")
     return f"why is a {type(why).__name__}; expected a string"
 
 
@@ -256,8 +263,8 @@ def configure_draws(
     count = len(next(iter(shared_draws.values.values())))
     about: Flat = {"draws": count, "corrected": shared_draws.outcome}
     columns: Tensors = {}
-    if (weights := shared_draws.weights) is not None:
+    if (weights := shared_draws.diagnostics) is not None:
         about |= {"pareto_k": float(weights.k), "importance_ess": float(weights.ess)}
-    if (chosen := shared_draws.chosen) is not None:
+    if (chosen := shared_draws.resampled_index) is not None:
         columns["shared/chosen"] = chosen.expand(server.roster.clients, -1)  # [C, S]
     return server.configure_posterior(holders, about, columns)

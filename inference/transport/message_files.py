@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.files.run_folder import write_json
+from pyrofl.inference.transport.message_checks import MAX_QUOTED_CHARACTERS, one_line
 from pyrofl.inference.transport.records import Records, deserialize, serialize
-from pyrofl.inference.transport.wire import MAX_QUOTED_CHARACTERS, plain
 
 VERSION = 1
 MIN_KEY_BYTES = 16  # bytes
@@ -93,7 +93,7 @@ def read_message(
         )
     for name, expected in (("version", VERSION), ("study", study), ("sender", sender)):
         if body[name] != expected:
-            shown = plain(body[name], MAX_QUOTED_CHARACTERS)
+            shown = one_line(body[name], MAX_QUOTED_CHARACTERS)
             raise ValueError(f"{path}: {name} is {shown}; expected {expected}")
     if body["answers"] != answers:
         kind = "a reply to another request, such as of an earlier round" if answers else "a reply"

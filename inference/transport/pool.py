@@ -23,7 +23,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.client_states import StateTables
 from pyrofl.inference.engine.requests import Reply, RoundRequest, RunningRound
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.transport.wire import sealed
+from pyrofl.inference.transport.message_checks import to_own_storage
 from pyrofl.inference.transport.worker import assign_clients
 from pyrofl.tensors import Tensors, cut
 
@@ -98,7 +98,7 @@ class Pool:
             before = self.states()
             for worker, ids in enumerate(self.ids_by_worker):
                 seen, tables = request.state.seen[ids], cut(private, ids)
-                self.post.send(worker, "load", before.number, seen, sealed(tables))
+                self.post.send(worker, "load", before.number, seen, to_own_storage(tables))
         if request.method is not self.method:
             for worker in range(len(self.ids_by_worker)):
                 self.post.send(worker, "learn", request.method)
@@ -155,7 +155,7 @@ class PoolRound(RunningRound):
         """Train the requested clients, and yield the workers' replies in a fixed order."""
         post, request = self.pool.post, self.request
         last = request.state
-        state = RoundState(last.number, sealed(last.server), {}, last.seen)
+        state = RoundState(last.number, to_own_storage(last.server), {}, last.seen)
         fields = {n: v for n, v in vars(request).items() if n != "method"} | {"state": state}
         sheet = self.before.number, {*self.pool.held}, post.share(fields)
         self.waiting.extend((w, post.send(w, "begin", *sheet)) for w in self.busy)

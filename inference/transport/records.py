@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from pyrofl.inference.transport.wire import Flat
+from pyrofl.inference.transport.message_checks import Flat
 
 Records = dict[str, Flat]
 """Label -> an order, a question, a reply or another flat dict."""

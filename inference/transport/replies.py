@@ -13,18 +13,18 @@ from pyrofl.arguments import check_name
 from pyrofl.data import Cohort, Roster
 from pyrofl.inference.definition.metadata import MODERATE, JointRule, of_kind
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.engine.messages import Form, form_of, inspect, vote_on_forms
+from pyrofl.inference.engine.messages import MessageForm, form_of, validate_messages, vote_on_forms
 from pyrofl.inference.engine.requests import Reply, RunningRound
 from pyrofl.inference.engine.state import RoundState, nobody
-from pyrofl.inference.transport.wire import (
+from pyrofl.inference.transport.message_checks import (
     MAX_QUOTED_CHARACTERS,
-    MOST_SHOWN,
+    MAX_SHOWN_CHARACTERS,
     column,
-    named_by,
-    number,
-    plain,
+    one_line,
+    own_client_names,
     tensors,
     texts,
+    whole_number,
 )
 from pyrofl.tensors import Tensors, cut, is_measured
 
@@ -57,7 +57,8 @@ class ReplyParser:
                     )
             except Exception as error:  # whatever a reply of others causes
                 refused.append(
-                    f"{plain(holder, MAX_QUOTED_CHARACTERS)}: {plain(str(error), 2 * MOST_SHOWN)}"
+                    f"{one_line(holder, MAX_QUOTED_CHARACTERS)}: "
+                    f"{one_line(str(error), 2 * MAX_SHOWN_CHARACTERS)}"
                 )
                 continue
             used_ids |= reply_ids
@@ -67,7 +68,7 @@ class ReplyParser:
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
         """Parse the reply of one machine; raise ValueError if it is invalid."""
         ids, names = self._ids(holder, flat), texts(flat, "names")
-        if (late := number(flat, "round")) != self.number:
+        if (late := whole_number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
         sends = column(flat, "sends", len(ids), torch.bool)
         if not bool(torch.isin(ids[sends], self.reporters).all()):
@@ -99,7 +100,7 @@ class ReplyParser:
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
         """Return the ids of a reply's clients; raise ValueError for clients without a request."""
-        names = named_by(holder, flat, self.holders)
+        names = own_client_names(holder, flat, self.holders)
         ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
         if not len(ids) or not bool(torch.isin(ids, self.trained).all()):
             raise ValueError(
@@ -111,8 +112,8 @@ class ReplyParser:
         """Return the first error of each client's message, or "" for none."""
         names = self.roster.names
         measured = {n: v for n, v in message.items() if is_measured(v)}
-        single = inspect(message, {}, cohort, names, self.method.rules)
-        large = inspect(measured, {}, cohort, names, [("*", MODERATE)])
+        single = validate_messages(message, {}, cohort, names, self.method.rules)
+        large = validate_messages(measured, {}, cohort, names, [("*", MODERATE)])
         errors = [one or other for one, other in zip(single, large, strict=True)]
         good = [c for c, reason in enumerate(errors) if not reason]
         row = torch.tensor(good, dtype=torch.long)
@@ -125,7 +126,7 @@ class ReplyParser:
 
     def _with_name(self, name: str, reason: str) -> str:
         """Return a client's own reason for rejecting its message, in one line with its name."""
-        text = plain(reason)
+        text = one_line(reason)
         return text if not text or text.startswith(f"{name}: ") else f"{name}: {text}"
 
     def _losses(self, flat: Mapping[str, Any], count: int, good: Tensor) -> Tensors:
@@ -162,7 +163,7 @@ class Received(RunningRound):
         return {}
 
 
-def agree_on_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, list[Reply]]:
+def agree_on_form(replies: Sequence[Reply], state: RoundState) -> tuple[MessageForm, list[Reply]]:
     """Return the form of messages that counts as correct, and replies without other messages.
 
     The server makes room for a message of every client, so others must not set its size.
@@ -176,7 +177,7 @@ def agree_on_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, li
     ]
 
 
-def is_confirmed(form: Form, replies: Sequence[Reply], state: RoundState) -> bool:
+def is_confirmed(form: MessageForm, replies: Sequence[Reply], state: RoundState) -> bool:
     """Return whether a form is that of the last round, or of most of several clients."""
     num_of_form = sum(reply.reasons.count("") for reply in replies if reply.form == form)
     every = sum(reply.reasons.count("") for reply in replies)

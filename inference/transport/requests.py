@@ -10,7 +10,13 @@ import torch
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.shard import Shard
 from pyrofl.inference.definition.seeds import Seeds
-from pyrofl.inference.transport.wire import InvalidRequestError, column, named, number, tensors
+from pyrofl.inference.transport.message_checks import (
+    InvalidRequestError,
+    client_names,
+    column,
+    tensors,
+    whole_number,
+)
 from pyrofl.tensors import Tensors
 
 SENT_SEEDS = ("init", "noise")  # that of participation stays at the server: see `privacy.private`
@@ -18,7 +24,7 @@ SENT_SEEDS = ("init", "noise")  # that of participation stays at the server: see
 
 def refuse_more_rounds(order: Mapping[str, Any], rounds: int | None) -> None:
     """Raise InvalidRequestError for a request of a round after the last one that is allowed."""
-    if rounds is not None and (requested := number(order, "round")) > rounds:
+    if rounds is not None and (requested := whole_number(order, "round")) > rounds:
         raise InvalidRequestError(
             f"a request is of round {requested}, but this client takes part in {rounds} rounds; "
             "raise its number of rounds to continue"
@@ -28,11 +34,12 @@ def refuse_more_rounds(order: Mapping[str, Any], rounds: int | None) -> None:
 def place(order: Mapping[str, Any], data: Federation, seed: Seeds) -> tuple[Cohort, Shard, Tensors]:
     """Return a request's clients, their rows in the server's order, and received tensors."""
     local_names = data.names[: data.clients]
-    names = named(order)
+    names = client_names(order)
     ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
-    clients = number(order, "clients")
+    clients = whole_number(order, "clients")
     for what in SENT_SEEDS:
-        if (sent_seed := number(order, f"seed/{what}")) != (local_seed := getattr(seed, what)):
+        sent_seed, local_seed = whole_number(order, f"seed/{what}"), getattr(seed, what)
+        if sent_seed != local_seed:
             raise InvalidRequestError(
                 f"seed of {what} is {local_seed}, but {sent_seed} at the server; use the same seed"
             )

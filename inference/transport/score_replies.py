@@ -13,17 +13,17 @@ from pyrofl.data import Roster
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.transport.wire import (
+from pyrofl.inference.transport.message_checks import (
     EVALUATION_SETTINGS,
     MAX_QUOTED_CHARACTERS,
-    MOST_SHOWN,
+    MAX_SHOWN_CHARACTERS,
     Flat,
     column,
-    named_by,
-    number,
-    plain,
+    one_line,
+    own_client_names,
+    whole_number,
 )
-from pyrofl.inference.transport.wire import tensors as tensors_of
+from pyrofl.inference.transport.message_checks import tensors as tensors_of
 from pyrofl.metrics import RANGES
 
 MOST_TEST_ROWS = 1_000_000  # of a client with few training rows; of others 1,000 times these
@@ -68,7 +68,8 @@ class ScoreParser:
                 valid.append(self._reply(holder, answers[holder]))
             except Exception as error:  # whatever a reply of others causes
                 refused.append(
-                    f"{plain(holder, MAX_QUOTED_CHARACTERS)}: {plain(str(error), 2 * MOST_SHOWN)}"
+                    f"{one_line(holder, MAX_QUOTED_CHARACTERS)}: "
+                    f"{one_line(str(error), 2 * MAX_SHOWN_CHARACTERS)}"
                 )
         valid, about = self._of_one_evaluation(valid, refused)
         valid, metrics = _with_metrics(valid, refused)
@@ -82,11 +83,11 @@ class ScoreParser:
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> ScoreReply:
         """Parse the reply of one machine; raise ValueError if it is invalid."""
-        names = named_by(holder, flat, self.holders)
-        about: Flat = {"round": number(flat, "round")}
+        names = own_client_names(holder, flat, self.holders)
+        about: Flat = {"round": whole_number(flat, "round")}
         for n in EVALUATION_SETTINGS:
             if n in flat and n != "metrics":
-                about[n] = number(flat, n) if n == "draws" else _text(flat, n)
+                about[n] = whole_number(flat, n) if n == "draws" else _text(flat, n)
         EvaluationSpec.of({n: v for n, v in about.items() if n != "round"})
         rows = column(flat, "rows", len(names), torch.long).tolist()
         part, sizes = about.get("part", "test"), self.roster.sizes
@@ -192,7 +193,7 @@ def _text(flat: Mapping[str, Any], name: str) -> str:
     value = flat[name]
     if not isinstance(value, str):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a string")
-    return plain(value, MAX_QUOTED_CHARACTERS)
+    return one_line(value, MAX_QUOTED_CHARACTERS)
 
 
 def _most_rows(size: int) -> int:

@@ -34,6 +34,13 @@ from pyrofl.inference.monitoring.status import (
     trained_by,
 )
 from pyrofl.inference.privacy.sampling import refuse_other_sampling
+from pyrofl.inference.transport.message_checks import (
+    MAX_SHOWN_CHARACTERS,
+    Flat,
+    one_line,
+    required_agreement,
+    to_own_storage,
+)
 from pyrofl.inference.transport.replies import (
     Received,
     ReplyParser,
@@ -43,7 +50,6 @@ from pyrofl.inference.transport.replies import (
 )
 from pyrofl.inference.transport.requests import SENT_SEEDS
 from pyrofl.inference.transport.score_replies import ScoreParser
-from pyrofl.inference.transport.wire import MOST_SHOWN, Flat, agreed, plain, sealed
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, role, under
 from pyrofl.turns import synchronized
@@ -175,7 +181,7 @@ class Server:
                 if is_confirmed(form, same_form, state):
                     raise
                 senders = [i for one in same_form for i in one.sender.ids.tolist()]
-                why = plain(str(error), 2 * MOST_SHOWN)
+                why = one_line(str(error), 2 * MAX_SHOWN_CHARACTERS)
                 refused += [f"{self.roster.names[i]}: {why}" for i in senders]
                 read = [reply for reply in read if reply.form != form]
         merged = after.reporters.ids[~torch.isin(after.reporters.ids, back)]
@@ -386,13 +392,13 @@ class Server:
         table |= {"accepted": self.accepted[ids]} | under("down", received)
         about = about | {"clients": len(names)}
         about |= {f"seed/{n}": getattr(self.seed, n) for n in SENT_SEEDS}
-        about |= agreed(self.at(max(int(about["round"]) - 1, 0)))
+        about |= required_agreement(self.at(max(int(about["round"]) - 1, 0)))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
         for holder, client_names in self._clients_by_machine(holders).items():
             if some := [name for name in client_names if name in place]:
                 at = torch.tensor([place[name] for name in some])
-                sheets[holder] = about | {"names": tuple(some)} | sealed(cut(table, at))
+                sheets[holder] = about | {"names": tuple(some)} | to_own_storage(cut(table, at))
         return sheets
 
     def _clients_by_machine(

@@ -28,14 +28,14 @@ from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.proposals import ModeRegression
 from pyrofl.inference.privacy.sums import is_summed
-from pyrofl.inference.transport.wire import (
+from pyrofl.inference.transport.message_checks import (
     Flat,
     InvalidRequestError,
+    client_names,
     column,
-    named,
-    number,
-    sealed,
     tensors,
+    to_own_storage,
+    whole_number,
 )
 from pyrofl.tensors import join_up, under
 
@@ -78,8 +78,8 @@ def weigh(
     """
     if reason := reason_against(method):
         raise InvalidRequestError(f"draws are not corrected: {reason}")
-    names, at, sets = named(request), number(request, "exchange"), number(request, "sets")
-    more = bool(number(request, "more"))
+    names, at = client_names(request), whole_number(request, "exchange")
+    sets, more = whole_number(request, "sets"), bool(whole_number(request, "more"))
     ids, draws = (column(request, n, len(names), torch.long) for n in ("ids", "draws"))
     noise = tensors("shared", request)["noise"][0].double()
     before = _previous_records(names, state.number, at, records) if at else {}
@@ -89,16 +89,16 @@ def weigh(
         groups = grouped(method, shard, state, ids[draws == k], spec)
         for group in groups:
             part = GroupImportanceSampler(method, group, GuidedSites(method, group))
-            client_names = [shard.names[i] for i in group.ids]
+            group_names = [shard.names[i] for i in group.ids]
             if at:
-                _restore(part, [before[name] for name in client_names], more)
+                _restore(part, [before[name] for name in group_names], more)
             terms = part.together(noise, int(k), sets, more)
-            after |= dict(zip(client_names, _records(part), strict=True))
+            after |= dict(zip(group_names, _records(part), strict=True))
             columns = {"ids": torch.tensor(group.ids), "log_l": terms.log_l.mT}  # [C, S]
             columns_by_group.append(columns | ({"noise": terms.noise.mT} if sets > 1 else {}))
     joined = join_up(columns_by_group)
     order = (ids[:, None] == joined.pop("ids")).int().argmax(1)
-    sent = sealed({n: v[order] for n, v in joined.items()})
+    sent = to_own_storage({n: v[order] for n, v in joined.items()})
     about = {"round": state.number, "exchange": at}
     return {"names": names, **about, **under("up", sent)}, {**about, "before": before, "now": after}
 
@@ -120,7 +120,7 @@ def _previous_records(
 def _records(part: GroupImportanceSampler) -> list[dict[str, Any]]:
     """Return what each client of a group needs in the next exchange, and its last draws."""
     records = []
-    for c, source in enumerate(part.group.sources):
+    for c, source in enumerate(part.group.generators):
         some, near = slice(c, c + 1), part.near
         records.append(
             {
@@ -140,7 +140,7 @@ def _restore(part: GroupImportanceSampler, records: list[dict[str, Any]], more: 
     for n in records[0]["sites"] if more else ():  # the group is that of the exchange before
         value = torch.cat([one["sites"][n] for one in records], 1)
         part.sites |= {n: Values(value, n in records[0]["rows"])}
-    for source, one in zip(part.group.sources, records, strict=True):
+    for source, one in zip(part.group.generators, records, strict=True):
         source.set_state(one["source"])
     if (slopes := [one["slopes"] for one in records])[0] is not None:
         part.near = ModeRegression(torch.cat(slopes, 1), records[0]["squares"])
@@ -160,9 +160,9 @@ def posterior(
         InvalidRequestError: if corrected draws are requested, but the clients have not replied to
             the exchanges of the correction.
     """
-    names = named(request)
+    names = client_names(request)
     ids = column(request, "ids", len(names), torch.long)
-    spec = EvaluationSpec(model=request["model"], seed=seed, draws=number(request, "draws"))
+    spec = EvaluationSpec(model=request["model"], seed=seed, draws=whole_number(request, "draws"))
     dependence = find_client_dependence(method, shard, state, ids, spec)
     dims, coords = axes_of(method)
     axes = ClientAxes(shard, ids, method.shared, dims, dependence)

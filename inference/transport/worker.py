@@ -15,7 +15,7 @@ from pyrofl.inference.engine.client_states import ClientStates, none
 from pyrofl.inference.engine.requests import Reply, RoundRequest
 from pyrofl.inference.engine.round import LocalClients
 from pyrofl.inference.engine.state import to_data
-from pyrofl.inference.transport.wire import sealed
+from pyrofl.inference.transport.message_checks import to_own_storage
 from pyrofl.tensors import Tensors, cut
 
 
@@ -78,7 +78,7 @@ class Worker:
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
         sender = Cohort(*(v.cpu() for v in reply.sender))
-        message, report = sealed(reply.message), sealed(reply.report)
+        message, report = to_own_storage(reply.message), to_own_storage(reply.report)
         return replace(reply, sender=sender, message=message, report=report), len(self.left)
 
     def close(self, before: int, number: int, back: Tensor) -> None:
@@ -92,4 +92,4 @@ class Worker:
 
     def kept(self, number: int) -> Tensors:
         """Return the client states stored under `number`, [C, ...]."""
-        return sealed(self.states[number].select(self.ids))
+        return to_own_storage(self.states[number].select(self.ids))

@@ -29,7 +29,7 @@ from pyrofl.inference.definition.description import describe
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.definition.user_code import users_code
-from pyrofl.inference.engine.messages import merged
+from pyrofl.inference.engine.messages import validated_state
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
 from pyrofl.inference.validation.gradients import (
@@ -341,7 +341,7 @@ def _aggregated(
     except AggregationError:
         return None  # three clients may be too few for it
     after = to_data(as_tensors("what aggregate returns", aggregated), few)
-    merged(server, after, few.clients)
+    validated_state(server, after, few.clients)
     # Names under "server/" are the state of the server's optimizer or sampler.
     for name in (n for n in after if n not in server and not n.startswith("server/")):
         raise ValueError(

@@ -74,13 +74,13 @@ def log_alpha(
 DROPOUT_GUIDES = {"logvar": log_variance, "alpha": log_alpha}
 
 
-def normal(mean: Tensor, variance: Tensor, axes: int) -> TorchDistribution:
+def normal_event(mean: Tensor, variance: Tensor, event_dim: int) -> TorchDistribution:
     """Return a normal distribution with given mean and variance; its last axes form one event."""
-    return as_event(dist.Normal(mean, variance.sqrt()), axes)
+    return as_event(dist.Normal(mean, variance.sqrt()), event_dim)
 
 
-def hierarchical(
-    mean: Tensor, variance: Tensor, axes: int, coordinates: Coordinates
+def hierarchical_prior(
+    mean: Tensor, variance: Tensor, event_dim: int, coordinates: Coordinates
 ) -> TorchDistribution:
     """Return the prior N(0, gamma) with the smallest KL divergence from q = N(mean, variance).
 
@@ -91,34 +91,34 @@ def hierarchical(
     Args:
         mean: [C, 1, *p], as is the variance.
         variance: of q.
-        axes: of the parameter p.
+        event_dim: number of axes of the parameter p.
         coordinates: "alpha" if the variance follows theta.
     """
     gamma = (mean.square() + variance).detach()
     center = mean.detach() * 0 if coordinates == "alpha" else mean - mean.detach()
-    return normal(center, gamma, axes)
+    return normal_event(center, gamma, event_dim)
 
 
 class HierarchicalKL(torch.autograd.Function):
-    """Autograd function for KL(q, p) with the prior of `hierarchical`: 1/2 log(1 + mean^2 / v).
+    """Autograd function for KL(q, p) with `hierarchical_prior`: 1/2 log(1 + mean^2 / v).
 
     The mean has no gradient. Both directions are chains of operations in place, as an operation on
     many weights takes as long as its access to memory.
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, axes: int) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, event_dim: int) -> Tensor:
         """Compute the divergence of each event, which are the last axes."""
         ctx.save_for_backward(mean, variance)
-        ctx.axes = axes
+        ctx.event_dim = event_dim
         ratio = mean.square().div_(variance).add_(1).log_()  # log1p takes five times as long
-        return ratio.sum(tuple(range(-axes, 0))) / 2
+        return ratio.sum(tuple(range(-event_dim, 0))) / 2
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, Tensor, None]:
         """Return the gradient by the variance, -mean^2 / (2 v (v + mean^2))."""
         (mean, variance), (grad,) = ctx.saved_tensors, grads
-        scale = (-grad / 2).reshape(*grad.shape, *(1,) * ctx.axes)  # [C, 1, ...]
+        scale = (-grad / 2).reshape(*grad.shape, *(1,) * ctx.event_dim)  # [C, 1, ...]
         square = mean.square()
         if torch.is_grad_enabled():  # second derivatives
             return None, scale * square / (variance * (variance + square)), None
@@ -157,12 +157,12 @@ def dropout_rate(mean: Tensor, variance: Tensor) -> Tensor:
     return variance / (mean.square() + variance + MIN_SQUARED_MEAN)
 
 
-def log_alpha_of(mean: Tensor, variance: Tensor) -> Tensor:
+def log_noise_to_signal(mean: Tensor, variance: Tensor) -> Tensor:
     """Return the log noise-to-signal ratio, log alpha = log(variance / mean^2)."""
     return variance.log() - mean.square().clamp(min=MIN_SQUARED_MEAN).log()
 
 
-def product_mode(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
+def mode_of_normal_product(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
     """Return the mode [*p] of the product of M normal densities, each raised to a weight.
 
     That is prod_m N(w; mean_m, variance_m)^weight_m, with means and variances [M, *p], weights [M];

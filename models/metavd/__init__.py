@@ -91,8 +91,8 @@ from pyrofl.models.guides.dropout import (
     MIN_SQUARED_MEAN,
     Coordinates,
     clamp_log,
-    hierarchical,
-    product_mode,
+    hierarchical_prior,
+    mode_of_normal_product,
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
@@ -239,7 +239,7 @@ def build(
                 w = {}
                 for n, shape in shapes.items():
                     if is_hierarchical:  # p(w_m | gamma_m) = Normal(0, gamma_m)
-                        fn = hierarchical(mean[n], variance[n], len(shape), coords)
+                        fn = hierarchical_prior(mean[n], variance[n], len(shape), coords)
                     else:
                         fn = (prior_of_w or flat)(n, shape, received, local, batch)
                     w[n] = pyro.sample(n, fn)
@@ -323,7 +323,9 @@ def build(
             for n, v in theta.items():
                 alike = v.square().clamp(min=MIN_SQUARED_MEAN) if precision == "alpha" else 1
                 # mu of eq. 5
-                mean[n] = product_mode(message[f"loc/{n}"], variance[n] / alike, cohort.size)
+                mean[n] = mode_of_normal_product(
+                    message[f"loc/{n}"], variance[n] / alike, cohort.size
+                )
         gradient = under("loc", {n: server[f"loc/{n}"] - v for n, v in mean.items()})
         gradient |= source.slope(server, cohort, role("spread", message))
         moved = hypernetwork.learn(server, gradient, optims, MAX_GRADIENT_NORM)

@@ -26,7 +26,7 @@ from pyrofl.inference.definition.programs import (
     flat,
     sample_noise,
 )
-from pyrofl.models.guides.dropout import Coordinates, HierarchicalKL, normal
+from pyrofl.models.guides.dropout import Coordinates, HierarchicalKL, normal_event
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrized import Reparametrized
 from pyrofl.tensors import Tensors, role, under
@@ -115,7 +115,7 @@ class DropoutLayers:
         return {
             n: divergence(
                 n,
-                normal(local[f"loc/{n}"], variance[n], len(shape)),
+                normal_event(local[f"loc/{n}"], variance[n], len(shape)),
                 self.prior(n, shape, received, local, data),
             )
             for n, shape in self.shapes.items()
@@ -127,7 +127,7 @@ class DropoutLayers:
             own = getattr(self.prior, "of", lambda _: self.prior)(n)
             if own is not None and (prior := probed(own, n, shape)) is not None:
                 one = torch.ones(1, 1, *shape, dtype=torch.float64)
-                divergence(n, normal(0 * one, one, len(shape)), prior)
+                divergence(n, normal_event(0 * one, one, len(shape)), prior)
 
 
 def kept(received: Tensors, values: Tensors) -> Tensors:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from pyrofl.models.guides.dropout import dropout_rate, log_alpha_of
+from pyrofl.models.guides.dropout import dropout_rate, log_noise_to_signal
 from pyrofl.tensors import Tensors, role, under
 
 KEEP = "server/keep"
@@ -62,7 +62,7 @@ def report(
         statistics[f"rates_above_{HIGH}"] = saturated(mean, spread)
         statistics |= under("dropout_rate", rates)
         statistics |= {
-            f"log_alpha/{n}": log_alpha_of(tensors[f"loc/{n}"], v) for n, v in spread.items()
+            f"log_alpha/{n}": log_noise_to_signal(tensors[f"loc/{n}"], v) for n, v in spread.items()
         }
     theta = torch.cat([sent[f"loc/{n}"].flatten(1) for n in names], 1)
     return {**statistics, "sparsity": (theta == 0).to(theta).mean(1)}

@@ -93,11 +93,11 @@ from pyrofl.models.guides import Family, delta
 from pyrofl.models.guides import mean_field as independent_normals  # a submodule has its name
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.pvi.guide_forms import refuse_other_forms
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
+from pyrofl.models.pvi.supported_guides import refuse_unsupported_guide
 from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.declared import Declared
 from pyrofl.models.shared.gaussians import Normals, draw_count
@@ -325,7 +325,7 @@ def hierarchical(
         (10, 8)
     """
     if guide:
-        refuse_other_forms(guide)
+        refuse_unsupported_guide(guide)
     if guide and (covariance != "full" or damping is not None):
         raise ValueError(
             f"covariance is {covariance!r} and damping is {damping}, and there is a guide; "

@@ -120,7 +120,7 @@ class Partitioned(FactorServer):
             ),
         )
 
-    def pair(self, tilted: Program, guide: Program, differs: str = "") -> LocalPair:
+    def pair(self, tilted: Program, guide: Program, loss_difference: str = "") -> LocalPair:
         """Return what clients fit as a pair for `Method.to_pyro`: tilted distribution and guide.
 
         The guide reads "mean" and "root", which is exp("log_root") where it is diagonal.
@@ -148,8 +148,8 @@ class Partitioned(FactorServer):
         powers = () if self.scales is None else ("power",)
         names = " ".join(("mean", *spread, *powers))
         if self.draws is None:
-            differs = "is taken at the mean of the guide alone"
-        return LocalPair(tilted, with_root, names, self.regular_cavity, start, differs)
+            loss_difference = "is taken at the mean of the guide alone"
+        return LocalPair(tilted, with_root, names, self.regular_cavity, start, loss_difference)
 
     def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return the local tensors from which clients start in a regular round."""

@@ -32,16 +32,16 @@ from pyrofl.choices import HierarchicalMethod
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
-from pyrofl.inference.transport.site_rules import SiteRules
-from pyrofl.inference.transport.wire import (
-    MOST_SHOWN,
+from pyrofl.inference.transport.message_checks import (
+    MAX_SHOWN_CHARACTERS,
     Flat,
     InvalidRequestError,
-    named,
-    named_by,
-    plain,
-    release,
+    client_names,
+    one_line,
+    own_client_names,
+    versions_and_hash,
 )
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.agreement import Agreement, Report, ReportNeeded
 from pyrofl.models.regression.building import Settings, agree, make_method
 from pyrofl.models.regression.design import Design
@@ -208,7 +208,7 @@ class RegressionServer:
     def _about(self) -> Flat:
         """Settings, versions and results, and what is lacking."""
         about = {f"setting/{n}": text for n, text in self._texts.items()}
-        about |= {f"version/{n}": text for n, text in release().items()}
+        about |= {f"version/{n}": text for n, text in versions_and_hash().items()}
         about["lacking"] = "" if self._lacking is None else self._lacking.label
         return {**about, "results": json.dumps(self._agreement.public)}
 
@@ -235,7 +235,7 @@ class RegressionServer:
             try:
                 reports |= self._read(needed, holder, own, replies.get(holder))
             except Exception as error:  # whatever a reply of others causes
-                reasons.append(f"{holder}: {plain(str(error), MOST_SHOWN)}")
+                reasons.append(f"{holder}: {one_line(str(error), MAX_SHOWN_CHARACTERS)}")
         if reasons:
             raise ValueError("; ".join(reasons))
         order = [name for own in self._clients.values() for name in own if name in reports]
@@ -250,10 +250,12 @@ class RegressionServer:
             raise ValueError("no reply")
         if isinstance(why := reply.get("why"), str):
             raise ValueError(why)
-        if named_by(holder, reply, self.holders) != tuple(own):
-            raise ValueError(f"its reply is of {listed(named(reply))}; expected {listed(own)}")
+        if own_client_names(holder, reply, self.holders) != tuple(own):
+            raise ValueError(
+                f"its reply is of {listed(client_names(reply))}; expected {listed(own)}"
+            )
         if reply.get("label") != needed.label:
-            shown = plain(reply.get("label"), 100)
+            shown = one_line(reply.get("label"), 100)
             raise ValueError(f"its reply is on {shown!r}; expected {needed.label!r}")
         reports = read_json(reply.get("reports"))
         if not isinstance(reports, dict) or set(reports) != set(own):
@@ -322,7 +324,7 @@ class RegressionClient:
             except ReportNeeded as needed:
                 if needed.label != request.get("lacking"):
                     raise InvalidRequestError(
-                        f"a request is on {plain(request.get('lacking'), 100)!r}, but "
+                        f"a request is on {one_line(request.get('lacking'), 100)!r}, but "
                         f"{needed.label!r} is lacking"
                     ) from None
                 reports = {name: needed.reports.get(name) for name in names}
@@ -355,7 +357,7 @@ class RegressionClient:
     def _accepted(self, request: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names in a request; raise InvalidRequestError if it does not fit."""
         here = {f"setting/{n}": v for n, v in self._texts.items()}
-        here |= {f"version/{n}": v for n, v in release().items()}
+        here |= {f"version/{n}": v for n, v in versions_and_hash().items()}
         there = {n: v for n, v in request.items() if n.startswith(("setting/", "version/"))}
         for name in sorted(here | there):
             if here.get(name) != there.get(name):
@@ -363,7 +365,7 @@ class RegressionClient:
                     f"{name.partition('/')[2]} is {here.get(name)!r}, but {there.get(name)!r} at "
                     "the server; use the same at both"
                 )
-        names = named(request)
+        names = client_names(request)
         if others := [name for name in names if name not in self._tables.frames]:
             raise InvalidRequestError(
                 f"a request is for {others[0]!r}, but the clients here are "

@@ -16,7 +16,7 @@ from pyrofl.data.roster import names_of
 from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import refuse_other_index
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.user_warnings import warn_user
 
 BLUR = 0.01  # largest change of a column by rounding, in standard deviations
@@ -64,7 +64,7 @@ def table_of(
     starts = [0, *ends[:-1]]
     rows = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
     test, called = tuple(rows[1::2]), wanted or parts[0].features
-    pooled, preprocessor = torch.cat(test), extension("preprocessor")
+    pooled, preprocessor = torch.cat(test), find_extension("preprocessor")
     columns = preprocessor.of_columns(called) if preprocessor else None
     return {
         "x": _as_floats(np.concatenate([part.x for part in parts]), called),
@@ -108,7 +108,7 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
         )
     if truths:
         return "False", "True"
-    look = extension("checks of words")
+    look = find_extension("checks of words")
     if look and (text := look("y", sorted(texts), "classes")):
         warn_user(text)
     return _declared_classes(sites, texts) or tuple(sorted(texts))

@@ -19,7 +19,7 @@ from pyrofl.data.roster import Cohort, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
 from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.summaries import Summarized, picture
 from pyrofl.user_warnings import warn_user
 
@@ -184,7 +184,7 @@ class Federation(FederationFields, Summarized):
             (('Bern', 'Basel'), [3, 2])
         """
         federation = cls(**table_of(sites, classes, features, held_out))
-        look = extension("checks of arrays") if federation.source else None
+        look = find_extension("checks of arrays") if federation.source else None
         for text in look(federation) if look else ():
             warn_user(text)
         if weights is None:
@@ -235,7 +235,7 @@ class Federation(FederationFields, Summarized):
 
     def _more_html(self) -> str:
         """Return HTML with a figure of the training rows of each client and class."""
-        draw = extension("figure of rows")
+        draw = find_extension("figure of rows")
         if draw is None:
             return ""
         kinds = max(1, len(self.classes))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyrofl.data.tables.wording import listed, number_of
-from pyrofl.extensions import extension
+from pyrofl.extensions import find_extension
 from pyrofl.user_warnings import warn_user
 
 
@@ -60,7 +60,7 @@ class Tables:
             raise ValueError(
                 f"two clients are called {listed(twice, 3)}; expected names that differ as text"
             )
-        look = extension("checks of frames")
+        look = find_extension("checks of frames")
         for text in look(self.frames) if look else ():
             warn_user(text)
 

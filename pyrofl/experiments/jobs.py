@@ -17,7 +17,7 @@ from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw, Stragglers
 from pyrofl.inference.engine.start import by_round, create_engine
-from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.privacy.differential_privacy import with_privacy
 from pyrofl.inference.privacy.preparation import refuse_preparation
 
 

@@ -22,7 +22,7 @@ from pyrofl.files.own_files import subfolder
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.definition.budget import PrivacySpent
 from pyrofl.inference.definition.seeds import separate
-from pyrofl.inference.engine.messages import kinds
+from pyrofl.inference.engine.messages import count_by_rule
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import Adaptation, default_model
@@ -155,7 +155,7 @@ def facts_of(
         "rejected": [r.rejected for r in records],
         "moved": [r.moved for r in records],
         "watched": [r.watched for r in records],
-        "rejected_by_kind": kinds(reason for r in records for reason in r.rejected),
+        "rejected_by_kind": count_by_rule(reason for r in records for reason in r.rejected),
         "tested": {
             "rows": scores[0].part if scores else "none",
             "policy": experiment.test,

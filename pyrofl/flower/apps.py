@@ -23,8 +23,8 @@ from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project
 from pyrofl.flower.registry import NODES_FILE
 from pyrofl.flower.site import reply_or_refuse
+from pyrofl.inference.transport.message_checks import one_line
 from pyrofl.inference.transport.records import Records, deserialize, serialize
-from pyrofl.inference.transport.wire import plain
 
 REPLY_CHECK_INTERVAL = 0.25  # seconds between two looks for replies
 MESSAGE_LIFETIME = 60.0  # seconds after which a message without a reply expires
@@ -136,7 +136,7 @@ def _read(record: Any) -> Records:
     try:
         return from_record(record)
     except Exception as error:  # whatever the bytes of others cause
-        return {"refused": {"why": f"{type(error).__name__}: {plain(str(error))}"}}
+        return {"refused": {"why": f"{type(error).__name__}: {one_line(str(error))}"}}
 
 
 def server_app() -> Any:

@@ -40,8 +40,8 @@ from pyrofl.inference.definition.description import clients_part
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.correction import configure_draws, reporter
+from pyrofl.inference.transport.message_checks import Flat, one_line, own_client_names
 from pyrofl.inference.transport.records import Records
-from pyrofl.inference.transport.wire import Flat, named_by, plain
 from pyrofl.models.regression.remote import RegressionServer
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
@@ -323,12 +323,12 @@ class Rounds:
         """Restart the clients that reported the loss of their state as new clients of a method."""
         for site, lost in _records_labeled(answers, label(LOST_STATE, method)).items():
             try:
-                names = named_by(site, lost, {n: own for n, (own, _) in self.sites.items()})
+                names = own_client_names(site, lost, {n: own for n, (own, _) in self.sites.items()})
                 self.servers[method].reset_clients(names)
             except ValueError as error:
-                self.print_line(f"{site} cannot rejoin {method}: {plain(str(error))}")
+                self.print_line(f"{site} cannot rejoin {method}: {one_line(str(error))}")
             else:
-                names_text = plain(", ".join(names))
+                names_text = one_line(", ".join(names))
                 self.print_line(f"{site} has lost its state of {method}: {names_text} restart")
 
 
@@ -344,7 +344,7 @@ def exchange(
     answers, refused = dict[str, Records](), dict[str, str]()
     for node, answer in registry.transport.exchange(sent, timeout).items():
         if odd := answer.get(REFUSAL):
-            refused[at[node]] = why = plain(odd.get("why"))
+            refused[at[node]] = why = one_line(odd.get("why"))
             registry.say(f"{at[node]}: {why}")
         else:
             answers[at[node]] = answer

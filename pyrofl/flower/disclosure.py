@@ -23,9 +23,9 @@ from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED
 from pyrofl.inference.posteriors.shared import corrected_shared
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import reporter
+from pyrofl.inference.transport.message_checks import Flat
 from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.inference.transport.weighing import reason_against
-from pyrofl.inference.transport.wire import Flat
 from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models.regression.agreement import PRIVATE
 from pyrofl.models.regression.remote import RegressionServer

@@ -23,7 +23,7 @@ from pyrofl.experiments.tasks import Task, network
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.start import by_round
-from pyrofl.inference.transport.wire import Flat
+from pyrofl.inference.transport.message_checks import Flat
 
 PROJECT_FILE = "pyproject.toml"
 PROJECT_TABLE = "tool.pyrofl"

@@ -10,16 +10,16 @@ import torch
 
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import GREETING, REFUSAL, greeting
-from pyrofl.inference.transport.records import Records
-from pyrofl.inference.transport.wire import (
+from pyrofl.inference.transport.message_checks import (
     EXPECTED_NAME,
     MAX_QUOTED_CHARACTERS,
     Flat,
+    client_names,
     column,
     is_name,
-    named,
-    plain,
+    one_line,
 )
+from pyrofl.inference.transport.records import Records
 
 NODES_FILE = "nodes.json"  # node -> the site whose key it has
 MOST_CLIENTS, MOST_ROWS = 100_000, 100_000_000  # of a site
@@ -42,7 +42,7 @@ class Transport(Protocol):
 def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError if a site's name, its clients' names or their numbers of rows are odd."""
     if not is_name(site):
-        raise ValueError(f"site is {plain(site, MAX_QUOTED_CHARACTERS)!r}; {EXPECTED_NAME}")
+        raise ValueError(f"site is {one_line(site, MAX_QUOTED_CHARACTERS)!r}; {EXPECTED_NAME}")
     if not 0 < len(names) <= MOST_CLIENTS:
         raise ValueError(f"it has {len(names):,} clients; expected 1 to {MOST_CLIENTS:,}")
     if others := [name for name in names if name != site and not name.startswith(f"{site}/")]:
@@ -93,16 +93,16 @@ class Registry:
     def _heard(self, node: int, answer: Records) -> Flat | None:
         """Validate a node's reply to the server's greeting; return it, or None if it is refused."""
         if odd := answer.get(REFUSAL):
-            site = plain(odd.get("site"), MAX_QUOTED_CHARACTERS)
-            self._tell(node, f"{site} is refused: {plain(odd.get('why'))}")
+            site = one_line(odd.get("site"), MAX_QUOTED_CHARACTERS)
+            self._tell(node, f"{site} is refused: {one_line(odd.get('why'))}")
             return None
         try:
             said = answer[GREETING]
-            names, site = named(said), said["site"]
+            names, site = client_names(said), said["site"]
             sizes = column(said, "sizes", len(names), torch.int64).tolist()
             _refuse_introduction(site, names, sizes)
         except (LookupError, ValueError) as error:
-            reason = plain(str(error))
+            reason = one_line(str(error))
             self._tell(node, f"a node is refused: its introduction cannot be read ({reason})")
             return None
         return said

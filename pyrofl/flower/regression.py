@@ -12,8 +12,8 @@ from pyrofl.files import checkpoint_file
 from pyrofl.flower.project import REGRESSION_METHOD, Project
 from pyrofl.flower.site import SUMMARY_REPLY, SUMMARY_REQUEST, label
 from pyrofl.flower.tables import regression_arguments
+from pyrofl.inference.transport.message_checks import Flat
 from pyrofl.inference.transport.records import Records
-from pyrofl.inference.transport.wire import Flat
 from pyrofl.models.regression.remote import RegressionServer
 
 AGREEMENT_FILE = "agreement.safetensors"

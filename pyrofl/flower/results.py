@@ -37,14 +37,14 @@ from pyrofl.inference.monitoring.status import monitor_of
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.importance_sampling import Weights
 from pyrofl.inference.posteriors.shared import (
-    Report,
+    AskClients,
     SharedDraws,
     corrected_shared,
     shared_to_arviz,
 )
 from pyrofl.inference.transport import Server
+from pyrofl.inference.transport.message_checks import Flat
 from pyrofl.inference.transport.weighing import reason_against
-from pyrofl.inference.transport.wire import Flat
 from pyrofl.tensors import role, under
 
 RECORDS_FILE = "records.safetensors"
@@ -154,7 +154,7 @@ class ResultStore:
         own = is_program and not getattr(method.views[method.posterior_view], "posterior", None)
         return draws if own and draws and draws.values else None
 
-    def correct_draws(self, report: Report) -> list[str]:
+    def correct_draws(self, report: AskClients) -> list[str]:
         """Correct the posterior draws of the shared sites; return lines for the server's log.
 
         Args:
@@ -231,9 +231,9 @@ class ResultStore:
     def _correction_line(self) -> str:
         """Whether the draws in posterior.nc are corrected, as one line."""
         draws = self.draws or SharedDraws()
-        if draws.chosen is None or draws.weights is None:
+        if draws.resampled_index is None or draws.diagnostics is None:
             return f"posterior.nc: draws are not corrected; {draws.outcome.removeprefix('no: ')}"
-        weights = draws.weights
+        weights = draws.diagnostics
         return (
             f"posterior.nc: draws are corrected by importance weights; Pareto k is "
             f"{float(weights.k):.2f}, and the effective sample size of {weights.tried:,} weighted "
@@ -269,11 +269,11 @@ class ResultStore:
 
     def _write_draws(self, draws: SharedDraws) -> None:
         """Store draws that clients have weighed, so that a resumed study does not ask again."""
-        if (weights := draws.weights) is None:
+        if (weights := draws.diagnostics) is None:
             return
         content: Flat = {"round": self.server.state.number, "outcome": draws.outcome}
         content |= {"k": weights.k, "ess": weights.ess, "tried": weights.tried}
-        content |= {"log_w": draws.log_w, "chosen": draws.chosen}
+        content |= {"log_w": draws.log_w, "chosen": draws.resampled_index}
         content |= under("value", draws.values) | under("shape", weights.shapes)
         checkpoint_file.write(self.folder / CORRECTION_FILE, self._checkpoint_identity, content)
 

@@ -28,16 +28,16 @@ from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
-from pyrofl.inference.transport.records import Records
-from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
-from pyrofl.inference.transport.wire import (
+from pyrofl.inference.transport.message_checks import (
     Flat,
     InvalidRequestError,
     StateLostError,
-    number,
-    plain,
-    release,
+    one_line,
+    versions_and_hash,
+    whole_number,
 )
+from pyrofl.inference.transport.records import Records
+from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.models.regression.remote import read_json
 from pyrofl.returned import ClientError
 
@@ -75,7 +75,7 @@ def label(kind: str, method: str, which: int = 0) -> str:
 def greeting(project: Project) -> Records:
     """Return the server's greeting: project settings and versions, for a site to compare."""
     about = {n: json.dumps(v) for n, v in project.agreed.items()}
-    return {GREETING: about | {f"version of {n}": v for n, v in release().items()}}
+    return {GREETING: about | {f"version of {n}": v for n, v in versions_and_hash().items()}}
 
 
 class Site:
@@ -225,8 +225,8 @@ class Site:
             plan = read_json(flat.get(REGRESSION_PLAN))
             return Client(*self.regression.build(plan), self.project.seed, **how)
         key = clients, rows = (
-            number(flat, "clients"),
-            number({LARGEST_CLIENT_ROWS: 1} | flat, LARGEST_CLIENT_ROWS),
+            whole_number(flat, "clients"),
+            whole_number({LARGEST_CLIENT_ROWS: 1} | flat, LARGEST_CLIENT_ROWS),
         )
         if key not in self._built:
             self._built[key] = self.project.build(clients, rows)
@@ -256,9 +256,9 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
     log.propagate = False
     torch.set_num_threads(1)
     try:
-        log.info("came: %s", plain(", ".join(sorted(records))))
+        log.info("came: %s", one_line(", ".join(sorted(records))))
         if REFUSAL in records:
-            log.info("refused: by the server: %s", plain(records[REFUSAL].get("why")))
+            log.info("refused: by the server: %s", one_line(records[REFUSAL].get("why")))
             return {}
         answers: Records = {}
         if records.keys() != {STUDY_COMPLETE}:
@@ -272,7 +272,7 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
             log.info("%s: the study is complete", STUDY_COMPLETE)
         return answers
     except (InvalidRequestError, ClientError) as error:
-        log.info("refused: %s", plain(error, MAX_ERROR_CHARACTERS))
+        log.info("refused: %s", one_line(error, MAX_ERROR_CHARACTERS))
         return {REFUSAL: {"site": str(site["name"]), "why": str(error)}}
     except BrokenRuleError as error:
         log.info("refused: %s", error)

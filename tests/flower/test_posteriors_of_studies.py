@@ -224,5 +224,5 @@ def test_stored_draws_have_all_diagnostics(tmp_path):
     row = torch.zeros(2)
     ResultStore._write_draws(store, SharedDraws({"mu": row}, "yes", weights, row, row))
     ResultStore._read_draws(store)
-    assert store.draws.weights.shapes["mu"].tolist() == [1.0] * 4
+    assert store.draws.diagnostics.shapes["mu"].tolist() == [1.0] * 4
     assert store.draws.values.keys() == {"mu"}

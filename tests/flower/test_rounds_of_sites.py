@@ -18,7 +18,7 @@ from pyrofl.experiments.console import Stopped
 from pyrofl.files.lock import lock_folder
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.site import GREETING
-from pyrofl.inference.transport.wire import code_hash
+from pyrofl.inference.transport.message_checks import code_hash
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SOON = ServerSettings(3, 2, 0.0)

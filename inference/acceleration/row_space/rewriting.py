@@ -18,7 +18,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.acceleration.row_space.alternatives import Alternatives, ShortPhase
 from pyrofl.inference.acceleration.row_space.first_layer import FirstLayer, InRows, first_layer
 from pyrofl.inference.acceleration.row_space.linear_views import ignores, ignores_rows, sums
-from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, Seen
+from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, TransformedLoss
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import Optim, Sgd
 from pyrofl.inference.definition.programs import Loss, Program, Proximal, Supervised, flat
@@ -158,13 +158,13 @@ def trace_first_layer(
     data: Federation,
 ) -> LayerUse | None:
     """Return the network's first layer and which of its tensors a gradient step reads, or None."""
-    views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
+    views, core, model, guide = list[TransformedLoss](), step.loss, method.model, method.guide
     direction, is_derived = core if isinstance(core, Directed) else None, False
     core = direction.loss if direction else core
-    while isinstance(core, (On, Seen, OfGradients)):
+    while isinstance(core, (On, TransformedLoss, OfGradients)):
         if isinstance(core, On):
             model, guide = core.model, core.guide
-        elif isinstance(core, Seen):
+        elif isinstance(core, TransformedLoss):
             views.append(core)
         elif not core.is_linear:
             return None

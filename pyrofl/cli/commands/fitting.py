@@ -24,7 +24,7 @@ from pyrofl.experiments.results import unlearned
 from pyrofl.experiments.tasks import resolve, split, threads
 from pyrofl.files import run_folder
 from pyrofl.files.own_files import refuse_link
-from pyrofl.inference.engine.messages import kinds
+from pyrofl.inference.engine.messages import count_by_rule
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run import loggers
@@ -185,7 +185,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
         settings = settings_of_run(data, done.seed, keeper.about)
         missing_evaluations = results.save(job, done, scores, settings)
     reasons = [reason for record in done.records for reason in record.rejected]
-    bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
+    bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in count_by_rule([r]))
     for (client, kind), times in bad.items():
         rejection = f"rejected in {times} of {done.state.number} rounds; expected {kind}"
         say(experiment, f"{client}: {rejection}")

@@ -34,7 +34,7 @@ from pyrofl.inference.evaluation.predictions import Predictions, refuse_trained_
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.privacy.differential_privacy import with_privacy
 
 WHOSE = ("client", "client_column", "new_client")
 

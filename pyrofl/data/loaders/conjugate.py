@@ -26,29 +26,30 @@ class ConjugateTask:
     precision: Tensor  # [J, d, d], X_j' X_j
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
-    def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    def posterior(self, loc: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
         """Return the posterior of each client's weights w_j: mean [J, d], covariance [J, d, d].
 
-        The prior is Normal(loc, I / tau [J]).
+        The prior is Normal(loc, I / prior_precision), with prior_precision [J].
         """
-        loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
-        covariance = torch.linalg.inv(self.precision + torch.diag_embed(tau.expand_as(self.mean)))
-        return times(covariance, times(self.precision, self.mean) + tau * loc), covariance
+        prior = prior_precision.to(self.mean)[:, None].expand_as(self.mean)  # [J, d]
+        covariance = torch.linalg.inv(self.precision + torch.diag_embed(prior))
+        pull = times(self.precision, self.mean) + prior * loc.to(self.mean)
+        return times(covariance, pull), covariance
 
-    def evidence(self, loc: Tensor, tau: Tensor) -> Tensor:
-        """Return each client's log marginal likelihood log p(y_j | loc, tau_j): [J].
+    def evidence(self, loc: Tensor, prior_precision: Tensor) -> Tensor:
+        """Return each client's log marginal likelihood log p(y_j | loc, prior_precision): [J].
 
-        It is log Normal(y_j | X_j loc, I + X_j X_j' / tau_j).
+        It is log Normal(y_j | X_j loc, I + X_j X_j' / prior_precision[j]).
 
         This is the density of the whitened rows; with noise variance s2, that of the n_j rows
         before whitening is smaller by n_j / 2 log s2.
         """
-        loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
+        loc, prior_precision = loc.to(self.mean).expand_as(self.mean), prior_precision.to(self.mean)
         rows = self.federation.batch(torch.arange(len(self.mean)))
         x = rows.x * rows.mask[..., None]
         residual = rows.y * rows.mask - times(x, loc)
         eye = torch.eye(x.shape[1], dtype=x.dtype)
-        root = torch.linalg.cholesky(eye + x @ x.mT / tau[:, None, None])
+        root = torch.linalg.cholesky(eye + x @ x.mT / prior_precision[:, None, None])
         white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)
         log_det = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
         log_evidence: Tensor = (
@@ -56,14 +57,14 @@ class ConjugateTask:
         )
         return -0.5 * log_evidence
 
-    def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    def pooled(self, loc: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
         """Return the posterior of weights w shared by all clients: mean [d], covariance [d, d].
 
-        The prior is Normal(loc, precision^-1).
+        The prior is Normal(loc, prior_precision^-1).
         """
-        loc, precision = loc.to(self.mean), precision.to(self.mean)
-        covariance = torch.linalg.inv(precision + self.precision.sum(0))
-        pull = precision @ loc + times(self.precision, self.mean).sum(0)
+        loc, prior_precision = loc.to(self.mean), prior_precision.to(self.mean)
+        covariance = torch.linalg.inv(prior_precision + self.precision.sum(0))
+        pull = prior_precision @ loc + times(self.precision, self.mean).sum(0)
         return covariance @ pull, covariance
 
 

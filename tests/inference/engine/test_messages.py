@@ -7,7 +7,13 @@ import torch
 
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.metadata import POSITIVE, Rule
-from pyrofl.inference.engine.messages import form_of, inspect, merged, unlike, vote_on_forms
+from pyrofl.inference.engine.messages import (
+    form_difference,
+    form_of,
+    validate_messages,
+    validated_state,
+    vote_on_forms,
+)
 from pyrofl.tensors import Tensors
 
 NAMES = ("north", "south", "east", "west")
@@ -19,8 +25,8 @@ def message() -> Tensors:
 
 
 def found(**options: object) -> list[str]:
-    asked = {"message": message(), "private": {}, "cohort": WHO, "names": NAMES} | options
-    return inspect(**asked)  # type: ignore[arg-type]
+    asked = {"message": message(), "client_states": {}, "cohort": WHO, "names": NAMES} | options
+    return validate_messages(**asked)  # type: ignore[arg-type]
 
 
 def test_good_messages_pass():
@@ -40,9 +46,9 @@ def test_a_rule_may_be_about_whole_rows():
     )
 
 
-def test_private_state_and_sizes_count_too():
-    private = {"own": torch.tensor([[1.0], [2.0], [torch.nan]])}
-    assert found(private=private)[2] == "east: own[0] is nan; expected a finite number"
+def test_client_states_and_sizes_count_too():
+    states = {"own": torch.tensor([[1.0], [2.0], [torch.nan]])}
+    assert found(client_states=states)[2] == "east: own[0] is nan; expected a finite number"
     cohort = Cohort(WHO.ids, torch.tensor([0.0, -1.0, torch.nan]))
     assert found(cohort=cohort) == [
         "west: its size is 0; expected > 0",
@@ -60,8 +66,8 @@ def test_private_state_and_sizes_count_too():
     ],
 )
 def test_a_message_of_another_form_is_told_what_differs(change, told):
-    assert unlike(form_of(message() | change), form_of(message())) == told
-    assert unlike(form_of(message()), form_of(message())) == ""
+    assert form_difference(form_of(message() | change), form_of(message())) == told
+    assert form_difference(form_of(message()), form_of(message())) == ""
 
 
 def test_most_clients_say_what_a_message_looks_like_but_after_the_last_round():
@@ -92,9 +98,9 @@ def test_complex_numbers_are_looked_at_too():
     cohort = Cohort(WHO.ids[:2], WHO.size[:2])
     for told in (
         found(message={"v": value}, cohort=cohort),
-        found(message={}, private={"v": value}, cohort=cohort),
+        found(message={}, client_states={"v": value}, cohort=cohort),
     ):
         assert told == ["", "north: v is nan+2j; expected a finite number"]
-    state, bad = merged({"v": value[:1]}, {"v": value[1:]}, 5)
+    state, bad = validated_state({"v": value[:1]}, {"v": value[1:]}, 5)
     assert torch.equal(state["v"], value[:1])
     assert bad == "the server: aggregated v[0] is nan+2j; expected a finite number"

@@ -26,7 +26,7 @@ from pyrofl.inference.posteriors.shared import SharedDraws, corrected_shared
 from pyrofl.inference.privacy import private
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import configure_draws, reporter
-from pyrofl.inference.transport.wire import InvalidRequestError
+from pyrofl.inference.transport.message_checks import InvalidRequestError
 from pyrofl.models import pvi
 
 SIZES = (3, 1, 40, 6, 25, 2, 9)
@@ -107,8 +107,10 @@ class Study:
         expected = run.to_arviz(400, progress=False)
         assert found.outcome == expected["posterior"].attrs["corrected"] == "yes"
         stats = expected["sample_stats"]
-        assert float(found.weights.k) == pytest.approx(stats["pareto_k"].item(), rel=1e-6)
-        assert float(found.weights.ess) == pytest.approx(stats["importance_ess"].item(), rel=1e-8)
+        assert float(found.diagnostics.k) == pytest.approx(stats["pareto_k"].item(), rel=1e-6)
+        assert float(found.diagnostics.ess) == pytest.approx(
+            stats["importance_ess"].item(), rel=1e-8
+        )
         for name, value in found.values.items():
             other = expected["posterior"][name].values[0]
             np.testing.assert_allclose(value.view(other.shape), other, rtol=1e-8, atol=1e-8)
@@ -197,7 +199,7 @@ def test_a_bad_reply_leaves_draws_uncorrected_and_names_the_client(spoil, told):
     with pytest.warns(UserWarning, match="draws are not corrected: not all clients .*" + told):
         found = study.corrected(send)
     assert told in found.outcome
-    assert found.chosen is None
+    assert found.resampled_index is None
     alone = study.run.to_arviz(400, corrected=False)["posterior"]
     for name, value in found.values.items():
         np.testing.assert_allclose(value.flatten(), alone[name].values[0], rtol=1e-8)

@@ -23,7 +23,7 @@ from pyrofl.files.lock import lock_folder
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.transport import Client, Server
-from pyrofl.inference.transport.wire import InvalidRequestError, StateLostError
+from pyrofl.inference.transport.message_checks import InvalidRequestError, StateLostError
 from pyrofl.models import conjugate, fedavg, fedbe, pvi, scaffold
 from pyrofl.tensors import role
 

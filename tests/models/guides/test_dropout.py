@@ -25,11 +25,11 @@ from pyrofl.models.guides.dropout import (
     HierarchicalKL,
     clamp_log,
     dropout_rate,
-    hierarchical,
+    hierarchical_prior,
     log_alpha,
     log_variance,
-    normal,
-    product_mode,
+    mode_of_normal_product,
+    normal_event,
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import pruning
@@ -52,8 +52,8 @@ def divergence(coordinates: str, theta: Tensor, s: Tensor) -> Tensor:
     batch = Batch(none, none, none.bool(), torch.ones(1), torch.zeros(1).long())
     mean, variance = q.moments({}, {"mu/w": theta, "pi/w": s}, batch)
     return kl_divergence(
-        normal(mean["w"], variance["w"], 1),
-        hierarchical(mean["w"], variance["w"], 1, coordinates),
+        normal_event(mean["w"], variance["w"], 1),
+        hierarchical_prior(mean["w"], variance["w"], 1, coordinates),
     ).sum()
 
 
@@ -102,15 +102,17 @@ def test_starts_have_the_noise_they_are_asked_for():
 def test_products_of_normals():
     mean = torch.tensor([[1.0], [3.0]]).double()
     alpha, share = torch.tensor([[0.5], [2.0]]).double(), torch.tensor([0.25, 0.75]).double()
-    assert float(product_mode(mean, alpha * mean**2, share)) == pytest.approx(1.1538, abs=5e-5)
-    assert float(product_mode(mean, alpha, share)) == pytest.approx(1.8571, abs=5e-5)
-    close(product_mode(mean, torch.full_like(mean, 0.3), share), [0.25 + 2.25], 1e-9)
+    assert float(mode_of_normal_product(mean, alpha * mean**2, share)) == pytest.approx(
+        1.1538, abs=5e-5
+    )
+    assert float(mode_of_normal_product(mean, alpha, share)) == pytest.approx(1.8571, abs=5e-5)
+    close(mode_of_normal_product(mean, torch.full_like(mean, 0.3), share), [0.25 + 2.25], 1e-9)
     # The mode of sum_m g_m log N(w; m_m, v_m).
     rng = generator(4)
     m = torch.randn(5, 3, generator=rng, dtype=torch.float64)
     v = torch.rand(5, 3, generator=rng, dtype=torch.float64) + 0.1
     g = torch.rand(5, generator=rng, dtype=torch.float64)
-    w = product_mode(m, v, g).requires_grad_()
+    w = mode_of_normal_product(m, v, g).requires_grad_()
     total = (g[:, None] * torch.distributions.Normal(m, v.sqrt()).log_prob(w)).sum()
     (slope,) = torch.autograd.grad(total, w)
     close(slope, torch.zeros(3), 1e-8)
@@ -120,7 +122,9 @@ def test_exact_posteriors_multiply_to_the_joint_optimum(quadratic):
     # Clients of the quadratic pair with their diagonals alone: posteriors N(mu_j, 1 / Lam_j).
     precision = quadratic.precision.diagonal(dim1=1, dim2=2)
     joint = (precision * quadratic.mean).sum(0) / precision.sum(0)
-    close(product_mode(quadratic.mean, 1 / precision, torch.ones(2).double()), joint, 1e-9)
+    close(
+        mode_of_normal_product(quadratic.mean, 1 / precision, torch.ones(2).double()), joint, 1e-9
+    )
     slope = (precision * (joint - quadratic.mean)).sum(0)
     close(slope, [0.0, 0.0])
 
@@ -203,8 +207,8 @@ def test_the_divergence_and_its_slopes_are_torchs():
     rng = generator(2)
     mean = torch.randn(2, 1, 4, 3, generator=rng, dtype=torch.float64)
     variance = (0.5 * torch.randn(2, 1, 4, 3, generator=rng).double()).exp().requires_grad_()
-    prior = hierarchical(mean, variance, 2, "alpha")
-    q = normal(mean, variance, 2)
+    prior = hierarchical_prior(mean, variance, 2, "alpha")
+    q = normal_event(mean, variance, 2)
     known, found = kl_divergence(q, prior), HierarchicalKL.apply(mean, variance, 2)
     close(found.detach(), known.detach())
     slopes = [torch.autograd.grad(v.sum(), variance)[0] for v in (found, known)]

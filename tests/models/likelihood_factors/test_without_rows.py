@@ -21,7 +21,7 @@ from pyrofl.inference.definition.description import clients_part
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.transport import Client, Server
-from pyrofl.inference.transport.wire import InvalidRequestError
+from pyrofl.inference.transport.message_checks import InvalidRequestError
 from pyrofl.models import likelihood_factors, pvi
 from pyrofl.models.likelihood_factors.structure import OtherStructure
 from pyrofl.tensors import generator

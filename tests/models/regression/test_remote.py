@@ -21,7 +21,7 @@ from pyrofl.inference.definition.description import clients_part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.shared import corrected_shared, shared_to_arviz
 from pyrofl.inference.transport.correction import reporter
-from pyrofl.inference.transport.wire import InvalidRequestError
+from pyrofl.inference.transport.message_checks import InvalidRequestError
 
 FORMULAS = [
     LOGISTIC,

@@ -10,7 +10,7 @@ import torch
 import toys
 from checks import close
 
-from pyrofl.inference.definition.elbo import On, Seen, elbo
+from pyrofl.inference.definition.elbo import On, TransformedLoss, elbo
 from pyrofl.inference.definition.method import return_received
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, fedprox, guides, local, scaffold
@@ -35,9 +35,12 @@ def test_a_loss_reads_the_clients_own_parameters():
     mine = {n: tensors[f"own/{n}"] for n in received}
     loss = elbo(mean=True)
     run = (method.model, method.guide)
-    close(Seen(loss, own)(*run, received, tensors, BATCH), loss(*run, received, mine, BATCH))
+    close(
+        TransformedLoss(loss, own)(*run, received, tensors, BATCH),
+        loss(*run, received, mine, BATCH),
+    )
     moved = received | {n: v + 0.1 for n, v in received.items()}
-    found = Seen(loss, own, return_received)(*run, received, tensors | moved, BATCH)
+    found = TransformedLoss(loss, own, return_received)(*run, received, tensors | moved, BATCH)
     close(found, loss(*run, moved, mine, BATCH))
 
 

@@ -17,13 +17,13 @@ from promises import others_slow
 from torch import Size, nn
 
 from pyrofl.data import Batch
+from pyrofl.inference.acceleration import grouped_training as training
 from pyrofl.inference.acceleration import groups
-from pyrofl.inference.acceleration import local as training
 from pyrofl.inference.acceleration.row_space import first_layer as layers
 from pyrofl.inference.acceleration.row_space import rewriting
 from pyrofl.inference.acceleration.row_space.first_layer import RowProducts, first_layer
 from pyrofl.inference.acceleration.row_space.rewriting import pays, rewrite_for_few_rows
-from pyrofl.inference.definition.elbo import Seen, elbo
+from pyrofl.inference.definition.elbo import TransformedLoss, elbo
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.engine.federate import federate
@@ -223,7 +223,7 @@ def seen_otherwise(method: Method) -> Method:
     sent = replace(send, updates=(replace(send.updates[0], optim=adam(0.01)),))
     (step,) = keep.updates
     assert isinstance(step, GradientStep)
-    assert isinstance(step.loss, Seen)
+    assert isinstance(step.loss, TransformedLoss)
     step = replace(step, loss=replace(step.loss, view=view))
     return replace(method, phases=(sent, replace(keep, updates=(step,))))
 

@@ -89,9 +89,11 @@ def private(
             f"{method.name}: {exact} is a sum of exact statistics, which clipping and noise would "
             "break; use pvi.hierarchical with Privacy(..., where='client')"
         )
-    bounds, at_client = Bounds(privacy), privacy.where == "client"
+    mechanism, at_client = ClipAndNoise(privacy), privacy.where == "client"
     sampling = sampling_of(participation, clients)
-    promise = PrivacyAccountant(privacy, clients, sampling, bounds.protected if at_client else None)
+    promise = PrivacyAccountant(
+        privacy, clients, sampling, mechanism.privatize_messages if at_client else None
+    )
     changes = marked(method.metadata.tensors, CHANGES)
     if changes and not at_client:
         raise ValueError(
@@ -118,13 +120,17 @@ def private(
     summing = summed(method, sums)
     if at_client:
         return replace(summing, metadata=replace(summing.metadata, privacy=promise))
-    aggregate = replace(poolable(summing), transform=bounds.clipped_of, add_noise=bounds.noisy)
+    aggregate = replace(
+        poolable(summing),
+        transform=mechanism.clip_messages,
+        add_noise=mechanism.add_noise,
+    )
     metadata = replace(summing.metadata, privacy=promise)
     return replace(summing, aggregate=aggregate, metadata=metadata)
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ClipAndNoise:
     """Clipping and Gaussian noise for clients' contributions to sums, from privacy settings.
 
     The weights have a total norm of at most 1, the other tensors of at most `clip`. If there are
@@ -133,18 +139,18 @@ class Bounds:
 
     privacy: Privacy
 
-    def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
+    def clip_messages(self, server: Tensors, message: Tensors) -> Tensors:
         """Clip the contributions in clients' messages, as the `transform` of an `Aggregator`."""
-        return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
+        return self.clip_contributions(pick(message, f"{SUM}/* {WEIGHT}/*"))
 
-    def clipped(self, added: Tensors) -> Tensors:
+    def clip_contributions(self, added: Tensors) -> Tensors:
         """Clip clients' contributions [C, ...] to the norm bounds; set non-finite ones to zero."""
         light = _scaled(added, pick(added, f"{WEIGHT}/*"), 1.0)
         weights = pick(light, f"{WEIGHT}/*")
         rest = {n: v for n, v in light.items() if n not in weights}
         return weights | _scaled(rest, rest, self.privacy.clip)
 
-    def noisy(self, added: Tensors, source: Generator) -> Tensors:
+    def add_noise(self, added: Tensors, source: Generator) -> Tensors:
         """Add Gaussian noise to sums over clients, [*p] each.
 
         The noise comes from the operating system's entropy or, if the privacy has a seed, from
@@ -163,13 +169,17 @@ class Bounds:
             noisy_sums[n] = value + (more * self.privacy.noise_multiplier * unit * drawn).to(value)
         return noisy_sums
 
-    def protected(
+    def privatize_messages(
         self, received: Tensors, message: Tensors, sources: Sequence[Generator]
     ) -> Tensors:
         """Clip clients' messages [C, ...] and add Gaussian noise from each client's generator."""
         base = {n: v for n, v in role(AT, received).items() if n in message}
-        near = self.clipped({n: v - base[n] if n in base else v for n, v in message.items()})
-        each = [self.noisy({n: v[c] for n, v in near.items()}, g) for c, g in enumerate(sources)]
+        near = self.clip_contributions(
+            {n: v - base[n] if n in base else v for n, v in message.items()}
+        )
+        each = [
+            self.add_noise({n: v[c] for n, v in near.items()}, g) for c, g in enumerate(sources)
+        ]
         noisy = {n: torch.stack([one[n] for one in each]) for n in near} if each else near
         return {n: base[n] + v if n in base else v for n, v in noisy.items()}
 

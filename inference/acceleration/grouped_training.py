@@ -32,7 +32,7 @@ from pyrofl.inference.training.schedules import minibatches, same_batch
 from pyrofl.tensors import Tensors, as_run, cut, generator, join_up
 
 
-def run_phases(
+def run_phases_accelerated(
     training: TrainingContext,
     phases: Sequence[Phase],
     received: Tensors,
@@ -45,7 +45,7 @@ def run_phases(
     """
     method, data = training.method, training.data
     initial_names, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
-    names = local | created(training, phases, received, local, cohort)
+    names = local | created_before_steps(training, phases, received, local, cohort)
     each = [alternatives(method, phase, received, names, data) for phase in phases]
     groups = []
     with recording(training.record, training.rounds):
@@ -60,14 +60,15 @@ def run_phases(
                 local_state = {n: v for n, v in entries if n in initial_names or n[:5] != "rows/"}
                 group_after = part.after._replace(local=local_state)
                 groups.append(part._replace(places=some[part.places], after=group_after))
-        after, _ = as_one(groups)
+        after, _ = join_results(groups)
     return after._replace(local=local | after.local)
 
 
-CREATED: dict[object, tuple[object, Tensors]] = {}  # by method, phases and names: see `created`
+# By phases and names: see `created_before_steps`.
+CREATED_CACHE: dict[object, tuple[object, Tensors]] = {}
 
 
-def created(
+def created_before_steps(
     training: TrainingContext,
     phases: Sequence[Phase],
     received: Tensors,
@@ -79,11 +80,11 @@ def created(
     Steps are rewritten by names and shapes of what they read. So these updates are run for one
     client, once for a method, if they are the library's: a user's may have side effects.
     """
-    first = tuple(takewhile(closed_form, phases))
+    first = tuple(takewhile(has_no_gradient_step, phases))
     if not first or len(first) == len(phases):
         return {}
     key = *map(id, first), tuple(received), tuple(local), training.data.x.shape[1:]
-    if key not in CREATED:
+    if key not in CREATED_CACHE:
         tensors: Tensors = {}
         if not users_code(first)[0]:
             trial = training._replace(noise=lambda _: generator(0), order=lambda _: generator(0))
@@ -91,10 +92,10 @@ def created(
             inputs = cut(received, slice(1)), cut(local, slice(1))
             after = run_as_written(trial, first, *inputs, one).local
             tensors = {n: v for n, v in after.items() if n not in local}
-        if len(CREATED) >= MAX_CACHED_PHASES:
-            CREATED.pop(next(iter(CREATED)), None)
-        CREATED[key] = first, tensors  # stored phases keep their ids
-    return CREATED[key][1]
+        if len(CREATED_CACHE) >= MAX_CACHED_PHASES:
+            CREATED_CACHE.pop(next(iter(CREATED_CACHE)), None)
+        CREATED_CACHE[key] = first, tensors  # stored phases keep their ids
+    return CREATED_CACHE[key][1]
 
 
 class ClientGroupResult(NamedTuple):
@@ -106,7 +107,7 @@ class ClientGroupResult(NamedTuple):
     after: Trained
 
 
-def as_one(groups: Sequence[ClientGroupResult]) -> tuple[Trained, Axes]:
+def join_results(groups: Sequence[ClientGroupResult]) -> tuple[Trained, Axes]:
     """Join training results of groups of clients; also return which tensor axes index rows."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, steps, first = zip(*after, strict=True)
@@ -143,18 +144,17 @@ class GroupedTraining(TrainingContext):
                 before = narrowed(cut(trained.local, some), axes, width)
                 group_phases = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Cohort(cohort.ids[some], cohort.size[some])
-                after = self._in_turn(group_phases, cut(received, some), before, whose, width)
+                after = self._run_group(group_phases, cut(received, some), before, whose, width)
                 groups.append(ClientGroupResult(some, before, width, after))
             if len(turns) == 1:
                 return groups
-            after, group_axes = as_one(groups)
+            after, group_axes = join_results(groups)
             axes = {n: at for n, at in axes.items() if n not in after.local} | group_axes
             trained = trained.then(after)
-        return [
-            ClientGroupResult(torch.arange(len(sizes)), local, longest, changes(local, trained))
-        ]
+        after = changed_only(local, trained)
+        return [ClientGroupResult(torch.arange(len(sizes)), local, longest, after)]
 
-    def _in_turn(
+    def _run_group(
         self,
         phases: Sequence[tuple[Phase, Tensor]],
         received: Tensors,
@@ -188,15 +188,15 @@ class GroupedTraining(TrainingContext):
             changed, losses, first = (cut(part, back) for part in parts)
             each = sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
             trained = trained.then(Trained(changed, losses, steps * each, first))
-        return changes(local, trained)
+        return changed_only(local, trained)
 
 
-def closed_form(phase: Phase) -> bool:
+def has_no_gradient_step(phase: Phase) -> bool:
     """Return whether a phase has no gradient step."""
     return not any(isinstance(update, GradientStep) for update in phase.updates)
 
 
-def changes(local: Tensors, trained: Trained) -> Trained:
+def changed_only(local: Tensors, trained: Trained) -> Trained:
     """Return the results of training with only the tensors that have changed."""
     new = {n: v for n, v in trained.local.items() if v is not local.get(n)}
     return trained._replace(local=new)

@@ -19,25 +19,25 @@ from pyro.infer.autoguide import (
 from pyrofl.arguments import accepts, described
 from pyrofl.models.guides import log_mean_field, mean_field
 
-JOINED = "a family that joins the shared sites: guides.full_covariance, low_rank(...), copula or "
-JOINED += "flow(...)"
-DIAGONAL = "pvi.hierarchical(..., covariance='diagonal') without a guide"
-NORMAL = "guide=None, which is a normal with all dependences"
+USE_JOINT_FAMILY = "a family that joins the shared sites: guides.full_covariance, low_rank(...), "
+USE_JOINT_FAMILY += "copula or flow(...)"
+USE_DIAGONAL = "pvi.hierarchical(..., covariance='diagonal') without a guide"
+USE_NO_GUIDE = "guide=None, which is a normal with all dependences"
 
-INSTEAD: dict[object, str] = {
-    AutoNormal: DIAGONAL,
-    AutoDiagonalNormal: DIAGONAL,
-    mean_field: DIAGONAL,
-    log_mean_field: DIAGONAL,
+ADVICE_BY_GUIDE: dict[object, str] = {
+    AutoNormal: USE_DIAGONAL,
+    AutoDiagonalNormal: USE_DIAGONAL,
+    mean_field: USE_DIAGONAL,
+    log_mean_field: USE_DIAGONAL,
     AutoLowRankMultivariateNormal: "guides.low_rank(...)",
     AutoIAFNormal: "guides.flow(...)",
     AutoNormalizingFlow: "guides.flow(...)",
-    AutoLaplaceApproximation: NORMAL,
-    AutoDelta: NORMAL,
+    AutoLaplaceApproximation: USE_NO_GUIDE,
+    AutoDelta: USE_NO_GUIDE,
 }
 
 
-def refuse_other_forms(guide: object) -> None:
+def refuse_unsupported_guide(guide: object) -> None:
     """Raise ValueError for a guide of another form, which names the supported one.
 
     AutoMultivariateNormal stands for `guides.full_covariance`.
@@ -45,12 +45,13 @@ def refuse_other_forms(guide: object) -> None:
     kind = type(guide) if isinstance(guide, AutoGuide) else guide
     if kind is AutoMultivariateNormal and kind is guide:
         return
-    if kind in INSTEAD:
-        alone = ", which draws each shared variable by itself" if INSTEAD[kind] is DIAGONAL else ""
-        raise ValueError(f"guide is {described(kind)}{alone}; use {INSTEAD[kind]}, or {JOINED}")
+    if kind in ADVICE_BY_GUIDE:
+        advice = ADVICE_BY_GUIDE[kind]
+        alone = ", which draws each shared variable by itself" if advice is USE_DIAGONAL else ""
+        raise ValueError(f"guide is {described(kind)}{alone}; use {advice}, or {USE_JOINT_FAMILY}")
     automatic = isclass(kind) and issubclass(kind, AutoGuide)
     family = accepts(guide, {}, init_scale=1.0, loc="mu", spread="pi")
     if automatic or (not family and accepts(guide, {}, {}, None)):
         written = "" if automatic else ", which is no family of guides"
         name = described(kind).partition("(")[0]
-        raise ValueError(f"guide is {name}{written}; use {NORMAL}, or {JOINED}")
+        raise ValueError(f"guide is {name}{written}; use {USE_NO_GUIDE}, or {USE_JOINT_FAMILY}")

@@ -23,7 +23,7 @@ from pyrofl import Privacy
 from pyrofl.data import Federation
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
-from pyrofl.inference.privacy.noising import Bounds, private, secret_normals
+from pyrofl.inference.privacy.differential_privacy import ClipAndNoise, private, secret_normals
 from pyrofl.inference.transport import Client, Server
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors, generator, total
@@ -61,7 +61,7 @@ numbers = st.floats(-1e6, 1e6, width=32)
 def test_clipping_bounds_exactly_and_leaves_alone_what_is_small(rows, dtype):
     value = torch.tensor(rows, dtype=dtype)
     sent = {"sum/a": value[:, :2], "sum/b": value[:, 2]}
-    found = Bounds(Privacy(clip=3.0, noise_multiplier=1.0)).clipped(sent)
+    found = ClipAndNoise(Privacy(clip=3.0, noise_multiplier=1.0)).clip_contributions(sent)
     before, after = (total({n: v.double().square() for n, v in t.items()}) for t in (sent, found))
     assert (after <= 9.0).all()
     for c in (before <= 9.0).nonzero().flatten():
@@ -70,9 +70,9 @@ def test_clipping_bounds_exactly_and_leaves_alone_what_is_small(rows, dtype):
 
 
 def test_weights_are_bounded_with_what_they_weigh():
-    bounds = Bounds(Privacy(clip=100.0, noise_multiplier=1.0))
+    bounds = ClipAndNoise(Privacy(clip=100.0, noise_multiplier=1.0))
     sent = {"weight/0": torch.tensor([4.0, 0.5]), "sum/a": torch.tensor([[8.0], [1.0]])}
-    found = bounds.clipped(sent)
+    found = bounds.clip_contributions(sent)
     assert found["weight/0"][0] <= 1
     torch.testing.assert_close(found["sum/a"] / found["weight/0"][:, None], torch.full((2, 1), 2.0))
     assert torch.equal(found["sum/a"][1], sent["sum/a"][1])
@@ -80,7 +80,7 @@ def test_weights_are_bounded_with_what_they_weigh():
 
 def test_what_is_not_finite_adds_nothing():
     sent = {"sum/a": torch.tensor([[1.0, torch.nan], [torch.inf, 0.0], [1.0, 2.0]])}
-    found = Bounds(Privacy(clip=9.0, noise_multiplier=1.0)).clipped(sent)["sum/a"]
+    found = ClipAndNoise(Privacy(clip=9.0, noise_multiplier=1.0)).clip_contributions(sent)["sum/a"]
     assert found.tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
 
 
@@ -107,11 +107,11 @@ def test_the_error_of_the_mean_is_the_stated_noise(where, times):
 
 def test_weights_that_clients_tell_have_noise_too():
     """Both parts then have 2^1/2 times the noise, which together is worth what one part has."""
-    bounds, none = Bounds(Privacy(clip=5.0, noise_multiplier=3.0)), torch.zeros(400).double()
-    found = bounds.noisy({"weight/0": none, "sum/a": none}, generator(0))
+    bounds, none = ClipAndNoise(Privacy(clip=5.0, noise_multiplier=3.0)), torch.zeros(400).double()
+    found = bounds.add_noise({"weight/0": none, "sum/a": none}, generator(0))
     assert_normal(found["weight/0"] / (3 * 2**0.5))
     assert_normal(found["sum/a"] / (3 * 2**0.5 * 5))
-    assert_normal(bounds.noisy({"sum/a": none}, generator(0))["sum/a"] / 15)
+    assert_normal(bounds.add_noise({"sum/a": none}, generator(0))["sum/a"] / 15)
     sent = next(
         federate(
             pfedvem.build(toys.net()), DATA, 1, privacy=Privacy(clip=1.0, noise_multiplier=1.0)
@@ -128,9 +128,9 @@ def test_noise_depends_on_both_seeds_the_round_and_the_client():
     two = list(federate(PLAIN, DATA, 2, privacy=base))
     again = next(federate(PLAIN, DATA, 2, privacy=base, resume_from=two[0]))
     toys.assert_same(two[1].server, again.server)
-    bounds, same = Bounds(replace(base, where="client")), torch.zeros(3, 5)
+    bounds, same = ClipAndNoise(replace(base, where="client")), torch.zeros(3, 5)
     sources = [generator(c) for c in range(3)]
-    rows = bounds.protected({}, {"sum/a": same}, sources)["sum/a"]
+    rows = bounds.privatize_messages({}, {"sum/a": same}, sources)["sum/a"]
     assert len(rows.unique()) == 15
 
 
