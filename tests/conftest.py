@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,15 @@ from pyrofl.data import Federation
 os.environ["SOURCE_DATE_EPOCH"] = "1000000000"  # so that files made twice are equal in every byte
 # Tests run side by side, one for each core.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark the tests in long_tests.txt as long."""
+    names = set(Path(__file__).with_name("long_tests.txt").read_text().splitlines())
+    for item in items:
+        if item.nodeid in names:
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")
