@@ -38,10 +38,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     method  accuracy
     fedavg    0.9000
     local     0.8500
+    >>> print(table(("level", "n"), [("a\\nb", 3)]))
+    level  n
+    a b    3
     """
     laid = []
     for title, *values in zip(columns, *rows, strict=True):
-        cells = [title, *map(_cell, values)]
+        cells = [_in_a_line(title), *map(_cell, values)]
         flush = ">" if not values or is_numeric_column(values) else "<"
         if flush == ">" and any(cell.endswith(BEST) for cell in cells):
             cells = [cell if cell.endswith(BEST) else cell + " " * len(BEST) for cell in cells]
@@ -68,7 +71,12 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return decimals(value) if isinstance(value, float) else str(value)
+    return decimals(value) if isinstance(value, float) else _in_a_line(str(value))
+
+
+def _in_a_line(text: str) -> str:
+    """Return a text with blanks for line breaks and control characters, as cells of files have."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def decimals(value: float) -> str:
