@@ -32,13 +32,13 @@ def is_numeric_column(values: Iterable[Any]) -> bool:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format a table for the terminal: text left-aligned, numbers right-aligned, None as a dash.
+    r"""Format a table for the terminal: text left-aligned, numbers right-aligned, None as a dash.
 
     >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
     method  accuracy
     fedavg    0.9000
     local     0.8500
-    >>> print(table(("level", "n"), [("a\\nb", 3)]))
+    >>> print(table(("level", "n"), [("a\nb", 3)]))
     level  n
     a b    3
     """
