@@ -62,7 +62,7 @@ class FederationFields:
     weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all are 1
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Federation(FederationFields, Summarized):
     """Federated data set: rows partitioned among clients, with training and test rows for each.
 
