@@ -36,6 +36,7 @@ def with_code(values, code, count):
         (COUNTS, 9999, 2),
         (COUNTS, -9, 2),
         (RNG.integers(0, 2, 90).astype(float), 9, 5),
+        (np.repeat([5.0, 6.0], 45), 9, 3),
         (RNG.integers(1, 6, 90).astype(float), 99, 3),
         (RNG.normal(size=90), -999, 2),
         (RNG.normal(size=90), 99, 2),

@@ -286,3 +286,6 @@ def test_all_clients_train_once_the_largest_first(blobs, monkeypatch, chunk_size
     assert [len(ids) for ids in some] == [5, 5, 2]
     assert torch.cat(some).unique().tolist() == list(range(12))
     assert blobs.sizes[torch.cat(some)].tolist() == sorted(toys.SIZES, reverse=True)
+    monkeypatch.setattr(engine_state, "chunk_bytes", lambda: one // 2)  # less than for a client
+    each = list(chunks(method, blobs, begun, torch.arange(12), None, 0))
+    assert [len(ids) for ids in each] == [1] * 12
