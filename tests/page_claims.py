@@ -507,11 +507,12 @@ CLAIMS = [
     ),
     Claim(
         HIERARCHICAL,
-        rf"than {N} standard deviations\. PVI needs (\w+) rounds that change none by more than {N}",
+        rf"factors \| {N} standard deviations in the last [^|]*"
+        rf"\|\n\| PVI \| {N} standard deviations in each of the last (\w+) rounds",
         lambda: [
             status.MAX_REMAINING_CHANGE * status.CONVERGED_CHANGES["mean"],
-            status.LAST,
             status.CONVERGED_CHANGES["mean"],
+            status.LAST,
         ],
     ),
     Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [importance_sampling.MAX_RELIABLE_K]),

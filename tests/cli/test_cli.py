@@ -195,7 +195,7 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     capsys.readouterr()
     monkeypatch.setattr(preflight, "MAX_UNREQUESTED", 9 * 8 * 5 - 1)
     assert main(words) == 0
-    told = "posterior.nc: posterior and sample_stats, as the others have more than"
+    told = "posterior.nc: posterior and sample_stats only, as other groups have more than"
     assert told in capsys.readouterr().err
     assert groups_in(tmp_path / "o") == {"posterior", "sample_stats"}
     assert main([*words, "--arviz-groups", "all"]) == 0

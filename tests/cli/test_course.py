@@ -333,6 +333,24 @@ def test_figures_of_a_lesson_are_on_its_slides(capsys):
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", deck)
 
 
+def test_short_code_has_what_it_prints_on_its_slide():
+    lesson = "# # 1. A lesson\n\n# %% [markdown]\n# ## Numbers\n#\n# A **sum**.\n\n# %%\n"
+    cell = "print(1234 + 5678)\n\n# %%\nimport pandas as pd\n\npd.DataFrame({'size': [41, 43]})\n"
+    notebook = import_module("jupytext").reads(f"# %% [markdown]\n{lesson}{cell}", fmt="py:percent")
+    assert "6912" not in slides.deck(notebook)
+    lesson_figures.run_cells(notebook)
+    (slide,) = slides.slides_of(notebook)[1:]
+    assert "print(1234 + 5678)\n```\n\n```text\n6912\n```" in slide
+    assert "size" in slide.rpartition("```text")[2]
+
+
+def test_a_formula_has_the_sentence_that_leads_to_it_on_its_slide():
+    shown = list(slides.pages("## A", ["a.", "b.", "c.", "d.", "e.", "f:", "$$x$$"]))
+    assert shown == ["## A\n\na.\n\nb.\n\nc.\n\nd.\n\ne.", "## A (continued)\n\nf:\n\n$$x$$"]
+    text = "One. Two. This is **three**. Four. Its mean is\n\n$$x.$$"
+    assert slides.key_points(text) == ["Two.", "This is **three**.", "Its mean is", "$$x.$$"]
+
+
 def test_a_figure_has_room_on_its_slide():
     shown = list(slides.pages("## A", ["one", "two", "three", "![figure](data:)", "four"]))
     assert shown == ["## A\n\none\n\ntwo\n\nthree", "## A (continued)\n\n![figure](data:)\n\nfour"]

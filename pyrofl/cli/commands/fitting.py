@@ -206,8 +206,8 @@ def groups_note(job: Job) -> str:
     if job.groups == "all":
         return "; posterior.nc: all ArviZ groups"
     return (
-        f"; posterior.nc: {' and '.join(job.groups)}, as the others have more than "
-        f"{MAX_UNREQUESTED:,} numbers (--arviz-groups all)"
+        f"; posterior.nc: {' and '.join(job.groups)} only, as other groups have more than "
+        f"{MAX_UNREQUESTED:,} numbers (add them by --arviz-groups all)"
     )
 
 

@@ -17,9 +17,10 @@ DPI = 110
 
 
 def run_cells(notebook: Any) -> None:
-    """Run a lesson up to its exercises, and attach the figures of each cell in the type of slides.
+    """Run a lesson up to its exercises, and attach figures and printed text of each cell.
 
-    Figures are attached as outputs of nbformat with the data "image/png". Printed text is dropped.
+    Outputs are those of nbformat: figures with the data "image/png", in the type of slides, and a
+    stream of text, with the value of the last expression if it is a table.
 
     Raises:
         Exception: any that the code of the lesson raises.
@@ -28,7 +29,7 @@ def run_cells(notebook: Any) -> None:
 
     plt.switch_backend("agg")
     names: dict[str, Any] = {"__name__": "__main__"}
-    with figures.theme("slides"), warnings.catch_warnings(), redirect_stdout(StringIO()):
+    with figures.theme("slides"), warnings.catch_warnings():
         for cell in notebook.cells:
             if cell["cell_type"] == "markdown":
                 if f"\n{cell['source']}".find("\n## Ex") >= 0:
@@ -37,7 +38,10 @@ def run_cells(notebook: Any) -> None:
             if tags(cell) & {"solution", "test", "remove-cell"}:
                 continue
             warnings.simplefilter("ignore")  # such as that plt.show() opens no window
-            cell["outputs"] = [_output(figure) for figure in _figures(cell["source"], names)]
+            with redirect_stdout(StringIO()) as printed:
+                cell["outputs"] = [_output(figure) for figure in _figures(cell["source"], names)]
+            stream = {"output_type": "stream", "name": "stdout", "text": printed.getvalue()}
+            cell["outputs"].append(stream)
             plt.close("all")
 
 
@@ -58,6 +62,8 @@ def _figures(source: str, names: dict[str, Any]) -> Iterator[Any]:
         yield value.still()
     elif hasattr(value, "savefig"):
         yield value
+    elif hasattr(value, "to_string"):
+        print(value.to_string())
 
 
 def _output(figure: Any) -> dict[str, Any]:

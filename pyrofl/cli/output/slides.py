@@ -1,9 +1,10 @@
 """Slides of a lesson: its goals, definitions, formulas, lists and short code, as one HTML file.
 
-A slide shows a section: sentences with bold words (definitions and results), displayed formulas,
-lists, and cells of code of at most twelve lines; a section without bold words begins with its first
-sentence, and one without formulas, lists and code shows three sentences. Exercises are left out.
-Formulas are MathML: nothing is fetched. Figures are shown if the cells have them as outputs, see
+A slide shows a section: sentences with bold words (definitions and results), displayed formulas
+with the sentences that lead to them, lists, and cells of code of at most twelve lines with what
+they print; a section without bold words begins with its first sentence, and one without formulas,
+lists and code shows three sentences. Exercises are left out. Formulas are MathML: nothing is
+fetched. Figures and printed text are shown if the cells have them as outputs, see
 `pyrofl.cli.output.lesson_figures`.
 """
 
@@ -22,6 +23,7 @@ MOST_LINES = 12  # of code on a slide
 MOST_BLOCKS = 6  # on a slide; a longer section is continued on the next one
 SENTENCES = 3  # on a slide with nothing else
 FIGURE_BLOCKS = 4  # that a figure takes the room of
+REFERS_BACK = re.compile(r"\W*(?:This|That|These|Those|It|They|Both|Then|Here|So|Hence)\b")
 LIST = r"(?:[-*]|\d+\.) "  # begin of an item
 BLOCK = re.compile(r"(\$\$.*?\$\$|```.*?```)", re.DOTALL)
 
@@ -115,7 +117,8 @@ def marked(notebook: Any) -> str:
         if cell["cell_type"] == "markdown":
             parts.append(cell["source"])
         elif not tags(cell) & {"solution", "test", "remove-cell", "parameters"}:
-            parts.append(code_on_slide(cell["source"]))
+            if code := code_on_slide(cell["source"]):
+                parts += [code, *map(printed_on_slide, cell.get("outputs", ()))]
             drawn = (one.get("data", {}).get("image/png") for one in cell.get("outputs", ()))
             parts += [f"![figure](data:image/png;base64,{data})" for data in filter(None, drawn)]
     return "\n\n".join(filter(None, parts))
@@ -127,9 +130,11 @@ def pages(heading: str, blocks: list[str]) -> Iterator[str]:
     room = MOST_BLOCKS
     for block in blocks:
         size = FIGURE_BLOCKS if block.startswith("![") else 1
-        if parts[-1] and size > room:
-            parts.append([])
-            room = MOST_BLOCKS
+        is_printed = block.startswith("```text")  # stays below its code
+        if parts[-1] and size > room and not is_printed:
+            is_led = block.startswith("$$") and is_sentence(parts[-1][-1:]) and len(parts[-1]) > 1
+            parts.append([parts[-1].pop()] if is_led else [])
+            room = MOST_BLOCKS - is_led
         parts[-1].append(block)
         room -= size
     if len(parts) > 1 and is_sentence(parts[-1]) and len(parts[-2]) > 1:
@@ -146,6 +151,12 @@ def code_on_slide(source: str) -> str:
     return f"```python\n{source.strip()}\n```" if short else ""
 
 
+def printed_on_slide(output: Any) -> str:
+    """Return printed text of a cell as a block of Markdown if it is short, else an empty text."""
+    text = output.get("text", "").rstrip()
+    return f"```text\n{text}\n```" if 0 < len(text.splitlines()) <= MOST_LINES else ""
+
+
 def is_sentence(blocks: list[str]) -> bool:
     """Return whether the blocks are a single sentence, without list, formula, code and figure."""
     return len(blocks) == 1 and not re.match(rf"(?:{LIST})|!\[|\$\$|```", blocks[0])
@@ -154,12 +165,13 @@ def is_sentence(blocks: list[str]) -> bool:
 def key_points(text: str) -> list[str]:
     r"""Return code, formulas, lists and sentences with bold words of a section, in their order.
 
-    Without bold words, the first sentence is one of them; without other blocks, three are.
+    Without bold words, the first sentence is one of them; without other blocks, three are. The
+    sentence before a formula is shown, and that before one that refers to it.
 
     >>> key_points("A **client** holds rows. It may be small.\n\n- one\n- two\n\n$$x = 1.$$")
     ['A **client** holds rows.', '- one\n- two', '$$x = 1.$$']
     >>> key_points("Insert this. Then that.\n\n$$x = 1.$$")
-    ['Insert this.', '$$x = 1.$$']
+    ['Insert this.', 'Then that.', '$$x = 1.$$']
     >>> key_points("First. Second. A **third** one. Fourth.")
     ['First.', 'Second.', 'A **third** one.']
     """
@@ -170,7 +182,21 @@ def key_points(text: str) -> list[str]:
         shown |= {*sentences[:1]}
     if shown <= {*sentences}:
         shown |= {*[i for i in sentences if i not in shown][: max(0, SENTENCES - len(shown))]}
-    return [blocks[i][0] for i in sorted(shown)]
+    for i in sorted(shown, reverse=True):
+        shown |= {*_leading_sentences(blocks, i)}
+    # A colon whose list or formula is not shown announces nothing.
+    announced = {i for i in shown if blocks[i][1] and blocks[i][0].endswith(":")}
+    return [blocks[i][0] for i in sorted(shown - {i for i in announced if i + 1 not in shown})]
+
+
+def _leading_sentences(blocks: list[tuple[str, bool]], i: int) -> Iterator[int]:
+    """Yield the sentences before a block that it needs: one to a formula, and what "this" means."""
+    block, is_prose = blocks[i]
+    needs = block.startswith("$$") or (is_prose and bool(REFERS_BACK.match(block)))
+    while needs and i > 0 and blocks[i - 1][1]:
+        i -= 1
+        yield i
+        needs = bool(REFERS_BACK.match(blocks[i][0]))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, bool]]:
