@@ -134,7 +134,7 @@ COURSE_OPTIONS = (
     CommandOption(
         "--no-figures",
         FLAG,
-        "Leave the figures out of the slides; the lessons are not run (seconds, not 10 to 15 minutes).",
+        "Leave figures and printed text out of the slides: seconds, not 10 to 15 minutes.",
         False,
     ),
 )
