@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["after_epochs", "alphas", "confidence_histogram", "distance", "histograms", "simplex"]
 
 COLUMNS = 4  # of panels
+SCORES = {"test": "training clients", "ood": "held-out clients"}  # column of a file -> its label
 TINIEST = np.finfo(float).tiny  # positive number
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
@@ -246,7 +247,8 @@ def compared(*metrics: str) -> Callable[[Sequence[Mapping[str, str]], object], F
 
     def figure(lines: Sequence[Mapping[str, str]], _: object = None) -> Figure:
         shown = [
-            {"method": line["row"], "seed": line["seed"], "model": metric, "adaptation": "none"}
+            {"method": line["row"], "seed": line["seed"], "adaptation": "none"}
+            | {"model": SCORES.get(metric, metric)}
             | {"metric": "accuracy", "value": float(line[metric])}
             for line in lines
             for metric in metrics

@@ -136,7 +136,11 @@ def main() -> int:
         seeds = args.seeds or list(SEEDS[args.size])
         execute(study, args.size, seeds, args.data_dir, path, args)
         lines = chosen_lines(study, read(path))
-        if study.figure and lines:
+        if not lines:
+            reasons = sorted({case.untried for case in study.cases.values() if case.untried})
+            print(f"no result of {args.study} at size {args.size}: {'; '.join(reasons)}")
+            return 2
+        if study.figure:
             figures.save(study.figure(lines, args.data_dir), path.with_suffix(".png"))
     print(
         f"Results saved to {out}: {args.study}.csv{f', {args.study}.png' if study.figure else ''}"
