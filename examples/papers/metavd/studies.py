@@ -103,7 +103,7 @@ STUDIES: dict[str, Study] = {
         title="tables 1 and 3",
         about="Accuracy, and calibration of held-out (OOD) clients with 15 bins of the largest "
         "probability. The hypernetwork has three hidden layers, as in the authors' code; the "
-        "paper says two.",
+        "paper has two.",
         cases={TEN: HETEROGENEITY[TEN]} | HETEROGENEITY,
         entries=BASELINES | {n: e for n, e in PLAIN.items() if n != "FedAvg"} | METAVD,
         claims=(
