@@ -8,7 +8,11 @@ from inspect import signature
 from time import perf_counter
 from typing import Any, Unpack, overload
 
-from pyrofl.arguments import Count, Whole, check_name, checked
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import Count, Whole, check_name, checked, described
 from pyrofl.choices import Until
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
@@ -109,8 +113,8 @@ def fit(
         progress: show rounds, loss and remaining time on stderr: as a bar in a terminal or a
             notebook with ipywidgets, as about ten lines elsewhere.
         callback: function of the run, called after every round before its evaluation, such as a
-            `Keeper`. If it returns True, the fit ends after this round; other values have no
-            effect. If the last round of a resumed Run was not evaluated, this is done first.
+            `Keeper`; `run.evaluate()` scores the round. If it returns True, the fit ends after this
+            round. If the last round of a resumed Run was not evaluated, this is done first.
         logger: function of the run and its `RoundRecord`, called after every round and its
             evaluation, such as `loggers.tensorboard(DIR)`.
         loop: further arguments of `federate`, such as participation, chunk_size or privacy;
@@ -231,7 +235,8 @@ def fit(
             if alternative and (why := monitor_of(run.method, data, run.records).failure):
                 failure = f"round {state.number}: {why}"
             last = at_end() or bool(failure)
-            if callback and called("callback", callback, run) is True:
+            # Before the evaluation: what a callback saves is that of a fit with more rounds.
+            if callback and ends_fit(called("callback", callback, run)):
                 last, failure = True, ""
             test_if_due(last)
             if logger:
@@ -265,6 +270,21 @@ def fit(
 def _alternative(method: MethodOrBuilder) -> Callable[[Federation], Method] | None:
     """Return what builds the method with which `fit` continues if this one fails."""
     return method.metadata.alternative if isinstance(method, Method) else None
+
+
+def ends_fit(value: object) -> bool:
+    """Return whether a callback's value ends the fit.
+
+    Raises:
+        ValueError: if it is neither a Boolean nor None.
+    """
+    if value is None or isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Tensor) and value.dtype is torch.bool and value.numel() == 1:
+        return bool(value)
+    raise ValueError(
+        f"callback returns {described(value)}; expected True to end the fit, or False or None"
+    )
 
 
 def called(name: str, function: Callable[..., object], *args: object) -> object:

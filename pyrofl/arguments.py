@@ -240,6 +240,8 @@ def described(value: object) -> str:
         return value.__name__
     if inspect.isfunction(value):
         own, name = value.__module__.startswith("pyrofl."), value.__name__
+        if own and ".<locals>." in value.__qualname__:  # such as of low_rank(3)
+            return value.__qualname__.partition(".")[0]
         arguments = ", ".join(inspect.signature(value).parameters)
         return name if own else f"{name.replace('<lambda>', 'a function ')}({arguments})"
     text = repr(value)

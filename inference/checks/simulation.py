@@ -45,6 +45,7 @@ AtLeastTwo = Annotated[int, Range(2)]
 BYTES = 500_000_000  # memory for rows of replications that are fitted together
 LEVELS = (0.5, 0.8, 0.95)
 EXPECTED = 10  # replications in a bin
+FEW_BINS = 4  # with fewer, ranks hardly show a posterior that is too narrow
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Ranks:
         """Return a table of p values and interval coverage, with a row for each parameter entry.
 
         Columns: variable; p, see `p_values`; p_holm, adjusted for the number of rows, which holds
-        under any dependence (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
+        under any dependence (Holm, 1979); and the coverage of intervals of about 50%, 80% and 95%,
+        under the levels that these draws permit.
         """
         import pandas
 
@@ -130,7 +132,8 @@ class Ranks:
             for place, at in coordinates(values):
                 covered = coverage[name].isel(at)
                 rows[place] = {"variable": name, "p": float(values.isel(at))}
-                rows[place] |= {f"{v:.0%}": float(c) for v, c in zip(LEVELS, covered, strict=True)}
+                levels = covered["level"].values.tolist()
+                rows[place] |= {f"{v:.0%}": float(c) for v, c in zip(levels, covered, strict=True)}
         table = pandas.DataFrame.from_dict(rows, orient="index")
         ordered = table["p"].sort_values()
         holm = (ordered * list(range(len(ordered), 0, -1))).clip(upper=1.0).cummax()
@@ -325,6 +328,11 @@ def _bins(replications: int, draws: int, bins: int | None) -> int:
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
     num_bins = bins or max(fitting, default=0)
     if num_bins and not (draws + 1) % num_bins:
+        if num_bins < FEW_BINS and bins is None:
+            warn_user(
+                f"{replications} replications permit {num_bins} bins of ranks, which hardly show "
+                "posteriors that are too narrow; expected 100 replications or more"
+            )
         return num_bins
     raise ValueError(
         f"draws is {draws} and bins is {bins}; draws + 1 must be a multiple of the number of bins "

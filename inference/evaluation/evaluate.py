@@ -94,11 +94,14 @@ class Scores(Summarized, EvaluationSpec):
             "rows": f"{each} per client, {sum(rows):,} in all",
         }
         for metric, value in self.values.items():
-            mean = f"mean {float(value.mean()):.4g}"
-            if len(names) > 1:
-                low, high = int(value.argmin()), int(value.argmax())
+            mean = f"mean {float(value.nanmean()):.4g}"
+            if len(names) > 1 and not value.isnan().all():
+                low = int(value.nan_to_num(torch.inf).argmin())
+                high = int(value.nan_to_num(-torch.inf).argmax())
                 ends = (f"{float(value[i]):.4g} ({names[i]})" for i in (low, high))
                 mean += f" over clients, from {' to '.join(ends)}"
+                unknown = int(value.isnan().sum())
+                mean += f"; NaN for {unknown} of {len(names)} clients" if unknown else ""
             facts[metric] = mean
         if self.untrained:
             facts["untrained"] = ", ".join(self.untrained)
@@ -158,7 +161,8 @@ def evaluate(
         method: as trained.
         data: the federation.
         state: the round to evaluate; it is not changed.
-        metrics: name -> custom metric, in addition to those of `pyrofl.metrics`.
+        metrics: name -> custom metric, in addition to those of `pyrofl.metrics`; its NaN are left
+            out of means.
         asked: fields of `EvaluationSpec`: model, adaptation, population, part, draws, seed,
             chunk_size.
 
@@ -170,11 +174,11 @@ def evaluate(
             rows, a custom metric does not return a number per client or has the name of a built-in
             one, or a prediction is not finite; the message names client, model and row.
     """
-    how = EvaluationSpec.of(asked)
+    how, own = EvaluationSpec.of(asked), metrics or {}
     how = replace(how, model=how.view(method))
     batches, by_client = [], dict[int, Prediction]()
     for some, prediction, y, mask in predict(method, data, state, **vars(how)):
-        batches.append((some, mask.sum(1), score(prediction, y, mask, metrics or {})))
+        batches.append((some, mask.sum(1), score(prediction, y, mask, own)))
         for i, seen, *both in zip(some.tolist(), mask, *prediction, strict=True):
             by_client[i] = Prediction(*(value[seen].cpu() for value in both))
     ids, order = torch.cat([some for some, *_ in batches]).sort()
@@ -185,7 +189,8 @@ def evaluate(
         names=tuple(names[i] for i in ids.tolist()),
         ids=ids,
         rows=torch.cat([rows for _, rows, _ in batches]).cpu()[order],
-        values={n: v for n, v in values.items() if not bool(v.isnan().any())},
+        # A built-in metric that a prediction has no value of is NaN.
+        values={n: v for n, v in values.items() if n in own or not bool(v.isnan().any())},
         predicted=Prediction(
             *map(torch.cat, zip(*(by_client[i] for i in ids.tolist()), strict=True))
         ),

@@ -178,7 +178,8 @@ def build(
     """
     if guide not in (independent_normals, delta):
         raise ValueError(
-            f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
+            f"guide is {described(guide)}; expected mean_field or delta; correlations are those of "
+            "covariance='full'"
         )
     weights, nothing = layouts_of(net, prior, init_scale)
     model, q, tilted = network_programs(net, likelihood, prior, weights, covariance)

@@ -216,8 +216,8 @@ def comparison(
         ValueError: if no row is about the metric.
     """
     table = style.about(metric, rows)
-    names = {one: f"{one} model" for one in style.MODELS}
-    table["mark"] = table["model"].map(lambda one: names.get(one, one)) + table["adaptation"]
+    labels = {one: f"{one} model" for one in style.MODELS}
+    table["mark"] = table["model"].map(lambda one: labels.get(one, one)) + table["adaptation"]
     lanes = {
         name: list(part.groupby("mark", sort=False)["value"])
         for name, part in table.groupby("method", sort=False)

@@ -8,6 +8,7 @@ import re
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -253,7 +254,7 @@ def test_a_rejected_client_is_named_on_the_way(
     assert [reason.split(":")[0] for reason in run.records[0].rejected] == ["client 3"]
 
 
-def test_a_callback_ends_a_fit_by_true_alone():
+def test_a_callback_ends_a_fit_by_a_boolean():
     method, data = fedavg.build(toys.net()), toys.blobs()
 
     def rounds(callback: Any) -> int:
@@ -263,8 +264,13 @@ def test_a_callback_ends_a_fit_by_true_alone():
 
     assert rounds(lambda run: True) == 1
     assert rounds(lambda run: run.state.number == 2) == 2
-    assert rounds(lambda run: run.state.number) == 3  # no other value ends it
+    assert rounds(lambda run: np.bool_(True)) == 1
+    assert rounds(lambda run: torch.tensor(run.state.number == 2)) == 2
+    assert rounds(lambda run: np.float64(run.state.number) > 5) == 3
     assert rounds(lambda run: None) == 3
+    for value in (1, "yes", torch.tensor([True, False]), [True]):
+        with pytest.raises(ValueError, match=r"callback returns .*; expected True to end the fit"):
+            rounds(lambda run, value=value: value)
 
 
 @pytest.mark.parametrize("name", ["callback", "logger"])

@@ -82,7 +82,7 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     run = pyrofl.fit(method, data, 3, draws=2, progress=False, **OPTIONS)
     run.evaluate(adaptation="train", part="train")
     run.to_arviz(3, groups="all")
-    pyrofl.checks.sbc(method, data, 1, replications=3, draws=3)
+    pyrofl.checks.sbc(method, data, 1, replications=3, draws=3, bins=2)
     reference.nuts(method, data, 4, warmup=2, chains=2, state=run.state)
     reference.centralized(method, data, 2, steps=2, state=run.state)
     tested = run.copy(

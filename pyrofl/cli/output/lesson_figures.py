@@ -62,7 +62,7 @@ def _figures(source: str, names: dict[str, Any]) -> Iterator[Any]:
         yield value.still()
     elif hasattr(value, "savefig"):
         yield value
-    elif hasattr(value, "to_string"):
+    elif value is not None and hasattr(value, "to_string"):
         print(value.to_string())
 
 

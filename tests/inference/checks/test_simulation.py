@@ -278,7 +278,7 @@ def test_a_method_whose_server_moves_is_ranked_too():
 def test_a_server_state_that_grows_every_round_is_ranked_too():
     chain = fald.build(build("linear", (2,), 1), likelihood=normal(0.5), epochs=1, batch=None)
     method = replace(chain, metadata=chain.metadata.extend({"w": SHARED}))
-    found = pyrofl.checks.sbc(method, template(), 3, 20, 19)
+    found = pyrofl.checks.sbc(method, template(), 3, 20, 19, bins=2)
     assert found.ranks.notnull().all().to_array().all()
 
 
@@ -297,7 +297,7 @@ def test_a_fit_that_is_not_finite_is_told():
     assert np.isfinite(found.p_value)
     always = Phase((lambda received, local, batch: {"at": local["at"] * torch.nan},))
     with pytest.raises(ValueError, match="all fits failed"):
-        pyrofl.checks.sbc(replace(prior_only(), phases=(always,)), template(), 1, 10, 19)
+        pyrofl.checks.sbc(replace(prior_only(), phases=(always,)), template(), 1, 10, 19, bins=2)
 
 
 def test_a_replication_that_diverged_is_told_unless_asked_for():
@@ -359,7 +359,7 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
 def test_what_it_cannot_do_is_refused():
     net = toys.net()
     with pytest.raises(ValueError, match="the prior has no draws"):
-        pyrofl.checks.sbc(fedavg.build(net), toys.blobs(), 1, 20, 19)
+        pyrofl.checks.sbc(fedavg.build(net), toys.blobs(), 1, 20, 19, bins=2)
     with pytest.raises(ValueError, match="draws \\+ 1 must be a multiple"):
         pyrofl.checks.sbc(prior_only(), template(), 1, 200, 100)
     with pytest.raises(
@@ -375,7 +375,7 @@ def test_what_it_cannot_do_is_refused():
                 pyro.sample("z", dist.Normal(w, 1.0), obs=batch.y)
 
     with pytest.raises(ValueError, match=r"responses inside batch.rows\(\) are \['y', 'z'\]"):
-        pyrofl.checks.sbc(replace(prior_only(), model=two), template(), 1, 20, 19)
+        pyrofl.checks.sbc(replace(prior_only(), model=two), template(), 1, 20, 19, bins=2)
 
 
 # Copies side by side.
@@ -453,3 +453,9 @@ def test_seeing_changes_what_all_programs_see():
     seen.clear()
     toys.last(method, template(), 1)
     assert {i for ids in seen for i in ids} == {40, 41, 42}
+
+
+def test_few_replications_are_said_and_columns_name_the_levels_of_their_draws():
+    with pytest.warns(UserWarning, match="20 replications permit 2 bins of ranks, .* 100"):
+        found = pyrofl.checks.sbc(prior_only(), template(), 1, 20, 19)
+    assert list(found.table())[-3:] == ["50%", "80%", "90%"]

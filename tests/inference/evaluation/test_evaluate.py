@@ -124,11 +124,15 @@ def test_of_many_rows_a_metric_sees_all(monkeypatch):
     torch.testing.assert_close(scores.values["right"], scores.values["accuracy"])
 
 
-def test_a_metric_that_is_nan_for_a_client_is_left_out(method: Method, state: RoundState):
+def test_the_mean_of_a_metric_leaves_out_clients_without_it(method: Method, state: RoundState):
     def odd(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
-        return torch.tensor([1.0, math.nan, 1.0])
+        return torch.tensor([1.0, math.nan, 4.0])
 
-    assert "odd" not in evaluate(method, constants(), state, metrics={"odd": odd}).values
+    scores = evaluate(method, constants(), state, metrics={"odd": odd})
+    assert scores.mean("odd") == 2.5
+    assert "mean 2.5 over clients, from 1 (" in scores.overview()["odd"]
+    assert scores.overview()["odd"].endswith("; NaN for 1 of 3 clients")
+    assert scores.to_dataframe()["odd"].isna().tolist() == [False, True, False]
 
 
 def test_the_smallest_clients_can_be_looked_at_alone():

@@ -90,6 +90,6 @@ def test_checks_and_figures_accept_a_run(monkeypatch):
     assert len(checks.pit(run)) > 0
     assert checks.loo(run).n_data_points == sum(SIZES)
     assert run.predict(data.x[:2], "b").mean.shape == (2,)
-    ranks = checks.sbc(method, data, 1, replications=4, draws=9)
+    ranks = checks.sbc(method, data, 1, replications=4, draws=9, bins=2)
     assert ranks.failed == ()
     assert dict(ranks.ranks["b"].sizes) == {"replication": 4, "client": 4}
