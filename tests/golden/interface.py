@@ -22,7 +22,7 @@ from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_origin
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -62,7 +62,7 @@ def names() -> Iterator[str]:
 
 def arguments(value: Any) -> str:
     """Return the names of a function's arguments, "(net, *, head)"; "" if there are none."""
-    if not callable(value):
+    if not callable(value) or get_origin(value):  # of a type, 3.13 has a signature
         return ""
     try:
         parameters = inspect.signature(value).parameters.values()
