@@ -258,6 +258,7 @@ def offered(module: str) -> list[str]:
 
 
 def test_the_reference_lists_every_public_name(monkeypatch):
+    pytest.importorskip("sphinx")
     pytest.importorskip("jupytext")
     monkeypatch.syspath_prepend(DOCS)
     made = dict(import_module("making.pages").references())
@@ -403,6 +404,7 @@ def test_a_large_module_has_tables_by_subject(monkeypatch):
 
 def test_figures_of_pages_can_be_read_on_a_telephone(monkeypatch):
     """At 390 px, the width of a telephone, text is at least nine pixels high."""
+    pytest.importorskip("sphinx")
     pytest.importorskip("jupytext")
     monkeypatch.syspath_prepend(DOCS)
     drawn = import_module("making.which").which().decode()

@@ -202,7 +202,7 @@ def sbc(
         >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
         >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
         >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
-        >>> simulated = sbc(method, data, rounds=2, replications=20, draws=19)
+        >>> simulated = sbc(method, data, rounds=2, replications=40, draws=19)
         >>> sorted(simulated.ranks)
         ['w']
     """
