@@ -174,11 +174,11 @@ def evaluate(
             rows, a custom metric does not return a number per client or has the name of a built-in
             one, or a prediction is not finite; the message names client, model and row.
     """
-    how, own = EvaluationSpec.of(asked), metrics or {}
+    how, custom = EvaluationSpec.of(asked), metrics or {}
     how = replace(how, model=how.view(method))
     batches, by_client = [], dict[int, Prediction]()
     for some, prediction, y, mask in predict(method, data, state, **vars(how)):
-        batches.append((some, mask.sum(1), score(prediction, y, mask, own)))
+        batches.append((some, mask.sum(1), score(prediction, y, mask, custom)))
         for i, seen, *both in zip(some.tolist(), mask, *prediction, strict=True):
             by_client[i] = Prediction(*(value[seen].cpu() for value in both))
     ids, order = torch.cat([some for some, *_ in batches]).sort()
@@ -189,8 +189,8 @@ def evaluate(
         names=tuple(names[i] for i in ids.tolist()),
         ids=ids,
         rows=torch.cat([rows for _, rows, _ in batches]).cpu()[order],
-        # A built-in metric that a prediction has no value of is NaN.
-        values={n: v for n, v in values.items() if n in own or not bool(v.isnan().any())},
+        # Built-in metrics are NaN where the likelihood does not define them.
+        values={n: v for n, v in values.items() if n in custom or not bool(v.isnan().any())},
         predicted=Prediction(
             *map(torch.cat, zip(*(by_client[i] for i in ids.tolist()), strict=True))
         ),

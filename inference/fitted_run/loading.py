@@ -19,11 +19,9 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.start import by_round
-from pyrofl.inference.fitted_run.checkpoints import restore_run
+from pyrofl.inference.fitted_run.checkpoints import MAX_PARTS_IN_ERROR, restore_run
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import settings_of_run
-
-MAX_PARTS_IN_ERROR = 3  # parts of a method that differ
 
 
 @checked

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pyrofl.cli.parser import main
-from pyrofl.data.tables.description import bound_counts, describe_tables, without
+from pyrofl.data.tables.description import bound_counts, clients_without_moments, describe_tables
 from pyrofl.data.tables.table_files import columns_of
 
 SIZES = {"bern": 80, "basel": 35, "chur": 12}
@@ -101,7 +101,7 @@ def test_moments_that_reveal_a_row_are_suppressed():
         assert found[name, "n", "all"].value == len(others)
         assert found[name, "mean", "all"].value == pytest.approx(others[name].mean())
     entries = describe_tables({n: columns_of(f) for n, f in frames.items()}, ["spike", "age"])
-    assert without(entries, [*frames]) == {"spike": ["basel"]}
+    assert clients_without_moments(entries, [*frames]) == {"spike": ["basel"]}
 
 
 @pytest.mark.parametrize("cell", ["1e300", "inf", "unknown"])
@@ -110,6 +110,13 @@ def test_cells_that_are_no_numbers_are_refused(cell):
     frames["bern"]["age"] = frames["bern"]["age"].astype(object)
     frames["bern"].loc[5, "age"] = cell
     with pytest.raises(ValueError, match=f"bern: .*column age holds '{cell}'.*expected numbers"):
+        described(frames, ["age"])
+
+
+def test_a_client_is_not_called_as_the_column_of_all_rows():
+    frames = hospitals()
+    frames["all"] = frames.pop("chur")
+    with pytest.raises(ValueError, match=r"a client is called 'all', .*; expected another name"):
         described(frames, ["age"])
 
 

@@ -161,16 +161,29 @@ class Column:
                 )
 
 
-def tables_by_client(table: Mapping[str, Column], client: str) -> dict[str, dict[str, Column]]:
+def tables_by_client(
+    table: Mapping[str, Column], client: str, earlier: Collection[str] = ()
+) -> dict[str, dict[str, Column]]:
     """Return the table of each client, by the values of the column that names it.
 
+    Args:
+        table: column -> its cells, of one file.
+        client: name of the column with the names of the clients.
+        earlier: clients of other files.
+
     Raises:
-        ValueError: if there is no such column, or a row has no client.
+        ValueError: if there is no such column, a row has no client, or a client is in an earlier
+            file, too.
     """
     check_name(client, table, "client column")
     names = table[client]
     if names.gaps.any():
         raise ValueError(f"{names.first(names.gaps)}; expected the name of a client in every row")
+    if twice := names.words[np.isin(names.words, [*earlier])].tolist():
+        raise ValueError(
+            f"{names.file} has rows of {twice[0]!r}, and so has an earlier file; expected all rows "
+            "of a client in one file"
+        )
     others = {name: column for name, column in table.items() if name != client}
     return {
         str(word): {name: column.at(names.words == word) for name, column in others.items()}

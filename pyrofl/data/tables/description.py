@@ -72,8 +72,13 @@ def describe_tables(
         min_count: smallest number of rows of a reported count.
 
     Raises:
-        ValueError: if a column of numbers has a cell that is none.
+        ValueError: if a column of numbers has a cell that is none, or a client is called "all".
     """
+    if ALL_CLIENTS in tables:
+        raise ValueError(
+            f"a client is called {ALL_CLIENTS!r}, like the column of all rows; "
+            "expected another name"
+        )
     entries: list[Entry] = []
     for name in columns:
         parts = {client: table[name] for client, table in tables.items()}
@@ -114,15 +119,17 @@ def is_dominated(values: Numbers, min_count: int) -> bool:
     return 0 < others <= few or share_of_largest(parts, min(few, 2)) > MAX_SHARE
 
 
-def without(entries: Sequence[Entry], clients: Sequence[str]) -> dict[str, list[str]]:
-    """Return the clients whose rows are not in the moments of "all", by column."""
-    hidden: dict[str, list[str]] = {}
-    for one in entries:
-        if one.statistic == "mean" and one.value is None and one.client in clients:
-            hidden.setdefault(one.column, []).append(one.client)
+def clients_without_moments(
+    entries: Sequence[Entry], clients: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return column -> the clients with suppressed moments, which "all" leaves out."""
     empty = {(one.column, one.client) for one in entries if one.statistic == "n" and one.value == 0}
-    left = {name: [c for c in some if (name, c) not in empty] for name, some in hidden.items()}
-    return {name: some for name, some in left.items() if some}
+    suppressed: dict[str, list[str]] = {}
+    for one in entries:
+        is_mean = one.statistic == "mean" and one.client in clients
+        if is_mean and one.value is None and (one.column, one.client) not in empty:
+            suppressed.setdefault(one.column, []).append(one.client)
+    return suppressed
 
 
 def bound_counts(values: Numbers, grid: Numbers, min_count: int) -> BoundCounts:

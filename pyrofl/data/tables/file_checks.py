@@ -125,15 +125,13 @@ def check_files(
         except (UnicodeError, csv.Error) as error:
             problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
             continue
-        tables = {name: table} if not client else tables_by_client(table, client)
-        if former := files.keys() & tables.keys():
-            raise ValueError(f"{path} has rows of {min(former)!r}, and so has an earlier file")
+        tables = tables_by_client(table, client, files) if client else {name: table}
         files |= tables
         formats |= dict.fromkeys(tables, str(form))
         if form.separator != "," or form.decimal != "." or not _is_utf8(form.encoding):
             cure = "save it as CSV UTF-8, with commas between cells and decimal points"
             problems.append(Problem(name, "", f"has {form}", cure))
-    needed = tuple(needed) or usual_columns(files)
+    needed = tuple(name for name in needed if name != client) or usual_columns(files)
     used = {name: _matched(name, table, needed, problems) for name, table in files.items()}
     for column in needed:
         parts = {name: table[column] for name, table in used.items() if column in table}
