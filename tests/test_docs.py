@@ -30,6 +30,7 @@ from promises import others_slow
 
 import pyrofl
 from pyrofl import figures
+from pyrofl.choices import IMAGES, MANUAL
 from pyrofl.cli.parser import parser
 from pyrofl.experiments.methods import builds
 from pyrofl.flower.disclosure import leaving
@@ -82,6 +83,7 @@ PRINTING = [
     "what_leaves_a_client",
     "own_network",
     "own_tables",
+    "image_data",
     "priors",
     "regression",
     "../../CONTRIBUTING",
@@ -93,6 +95,12 @@ def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (DOCS / f"{page}.md").read_text()
     assert printed(text, {}) == told(text)
+
+
+def test_the_page_of_images_has_all_data_sets():
+    text = (DOCS / "image_data.md").read_text()
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert set(re.findall("`([^`]+)`", "".join(cells))) == IMAGES.keys() | MANUAL.keys()
 
 
 def test_the_page_of_sites_has_the_commands_and_the_table_that_there_are(tmp_path):

@@ -14,6 +14,7 @@ PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 sys.path.append(str(PAPERS))
 
 import harness  # noqa: E402
+import made_up  # noqa: E402
 import reproduce  # noqa: E402
 from settings import tuned  # noqa: E402
 
@@ -23,9 +24,18 @@ STUDIES = {
     if (PAPERS / paper / "studies.py").is_file()
     for name, study in reproduce.studies(paper).items()
 }
+CELL = ("paper", "50 clients", "pFedVEM")
 every_study = pytest.mark.parametrize(
     ("paper", "name"), STUDIES, ids=lambda word: word if isinstance(word, str) else None
 )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files of all data sets."""
+    path = tmp_path_factory.mktemp("data")
+    made_up.write_all(path)
+    return path
 
 
 def lines_of(paper: str, name: str) -> list[dict[str, str]]:
@@ -147,14 +157,43 @@ def test_the_grid_setting_is_chosen_on_validation_rows():
     assert harness.chosen_lines(study, lines) == lines[:1]
 
 
-def test_a_file_that_is_missing_is_named_with_its_arrays(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"sun397.npz .* coarse_labels, coarse_classes"):
-        harness.located("sun397", tmp_path)
-    reproduce.make_up(tmp_path)
-    name, options = harness.located("sun397", tmp_path)
-    assert options == {"target": "coarse"}
-    dataset = harness.load("sun397", None, 4, 1, tmp_path)
-    assert name.endswith("sun397.npz")
-    assert len(dataset.classes) == 3
-    assert int((~dataset.is_test).sum()) == 12
-    assert int(dataset.is_test.sum()) == 3
+def test_data_that_cannot_be_loaded_are_named(tmp_path: Path):
+    study = STUDIES["fedbe", "table4"]
+    made_up.write_all(tmp_path)
+    assert reproduce.missing(study, "paper", "Tiny-ImageNet", "FedBE", tmp_path) == ""
+    (tmp_path / "tiny_imagenet.npz").unlink()
+    harness.load.cache_clear()
+    harness.whole.cache_clear()
+    reason = reproduce.missing(study, "paper", "Tiny-ImageNet", "FedBE", tmp_path)
+    assert reason.startswith("tiny_imagenet.npz is not in the folder of --data-dir")
+    reason = reproduce.missing(STUDIES["pfedvem", "table1_sun397"], *CELL, tmp_path / "empty")
+    assert reason.startswith(f"{tmp_path}/empty/SUN397/ClassName.txt does not exist")
+
+
+@pytest.mark.parametrize(
+    ("paper", "name", "case"),
+    [
+        ("pfedvem", "table1_sun397", "50 clients"),
+        ("pfedvem", "table7", "50 clients"),
+        ("metavd", "table4", "40 of 160 clients"),
+        ("metavd", "table5", "CelebA + CIFAR-100"),
+        ("fedabml", "figure4", ""),
+    ],
+)
+def test_studies_of_distributed_data_partition_them(paper: str, name: str, case: str, folder: Path):
+    study = STUDIES[paper, name]
+    data = study.trial("smoke", case, next(iter(study.entries)), data_dir=folder).task.data
+    assert all(len(rows) for rows in (*data.train, *data.test))
+    if name == "table4":
+        assert data.names == tuple(f"f{i:04}_{i}" for i in range(5))
+
+
+def test_the_first_writers_are_used(folder: Path):
+    study = STUDIES["metavd", "table4"]
+    trial = study.trial("smoke", "40 of 160 clients", "Reptile", data_dir=folder)
+    changed = harness.replace(trial.settings, clients=3, held_out=1)
+    data = harness.replace(trial, settings=changed).task.data
+    assert data.names == tuple(f"f{i:04}_{i}" for i in range(4))
+    assert data.sizes.tolist() == [16] * 4
+    assert data.clients == 3
+    assert [len(rows) for rows in data.test] == [4] * 4

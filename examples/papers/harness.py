@@ -41,9 +41,6 @@ SIZES = ("smoke", "small", "paper")
 REPORTED = 3  # seeds that a result needs
 FILES: dict[str, tuple[str, dict[str, str]]] = {  # name -> file NAME.npz, options of its loader
     "cifar100-coarse": ("cifar100", {"target": "coarse"}),
-    "sun397": ("sun397", {"target": "coarse"}),
-    "digit-five": ("digit_five", {"client_column": "domain"}),
-    "femnist": ("femnist", {"client_column": "writer"}),
 }
 Changes = Mapping[str, Any]
 Scores = Mapping[str, float | None]
@@ -54,7 +51,8 @@ class Settings:
     """What a run costs and whom it trains: data, clients, network and rounds.
 
     Attributes:
-        data: name of a data set, or of a file NAME.npz in the folder of `--data-dir`.
+        data: name of a data set, whose files are in the folder of `--data-dir`: NAME.npz there, or
+            the distributed files.
         pixels: height and width to which images are resized; None keeps them.
         per_class: training rows of each class, over all clients; None: all.
         tested: test rows of each class; None: all.
@@ -162,6 +160,8 @@ class Trial:
         """Partition the data among clients and build the network."""
         s = self.settings
         dataset = load(s.data, s.pixels, s.per_class, s.tested, self.data_dir)
+        if s.partition == "groups" and s.clients:
+            dataset = first_groups(dataset, s.clients + s.held_out)
         server = server_rows(s, tuple(dataset.x.shape[1:]), self.data_dir)
         data = federations.split(
             dataset,
@@ -334,7 +334,7 @@ def located(name: str, data_dir: Path | None) -> tuple[str, dict[str, str]]:
     """Return the name and options with which the library loads a data set.
 
     Raises:
-        FileNotFoundError: if only a file has the data set, and it is not in the folder.
+        ValueError: if only a file has the data set, and it is not in the folder.
     """
     stem, options = FILES.get(name, (name, {}))
     path = data_dir / f"{stem}.npz" if data_dir else None
@@ -342,20 +342,20 @@ def located(name: str, data_dir: Path | None) -> tuple[str, dict[str, str]]:
         return f"npz:{path}", options
     if name in datasets.DATASETS:
         return name, {}
-    more = {"target": ", coarse_labels, coarse_classes", "client_column": ", {}"}
-    arrays = "".join(more[n].format(v) for n, v in options.items())
-    raise FileNotFoundError(
+    raise ValueError(
         f"{stem}.npz is not in the folder of --data-dir ({data_dir}); expected this file, with the "
-        f"arrays images, labels, is_test, classes{arrays}"
+        "arrays images, labels, is_test, classes"
     )
 
 
 @lru_cache(maxsize=2)
-def whole(name: str, data_dir: Path | None) -> Dataset:
-    """Load a data set by name, or several as domains of one."""
+def whole(name: str, data_dir: Path | None, pixels: int | None = None) -> Dataset:
+    """Load a data set by name, or several as domains of one with this height and width."""
     names = name.split("+")
     if len(names) > 1:
-        return datasets.join([whole.__wrapped__(one, data_dir) for one in names])
+        parts = [whole.__wrapped__(one, data_dir) for one in names]
+        colors = max(part.x.shape[1] for part in parts)
+        return datasets.join(parts, (colors, pixels, pixels) if pixels else None)
     found, options = located(name, data_dir)
     return datasets.load(found, data_dir=data_dir, **options)
 
@@ -365,7 +365,7 @@ def load(
     name: str, pixels: int | None, per_class: int | None, tested: int | None, data_dir: Path | None
 ) -> Dataset:
     """Load a data set, with at most these numbers of training and test rows of each class."""
-    dataset = whole(name, data_dir)
+    dataset = whole(name, data_dir, pixels if "+" in name else None)
     if tested is not None:
         dataset = replace(dataset, is_test=~dataset.is_test)
         dataset = datasets.per_class(dataset, tested)
@@ -375,6 +375,20 @@ def load(
     if pixels is not None:
         dataset = datasets.resized(dataset, (dataset.x.shape[1], pixels, pixels))
     return dataset
+
+
+def first_groups(dataset: Dataset, number: int) -> Dataset:
+    """Return the rows of the first groups of a data set, such as the first 200 writers."""
+    ((column, codes),) = dataset.groups.items()
+    rows = codes < number
+    return replace(
+        dataset,
+        x=dataset.x[rows],
+        y=dataset.y[rows],
+        is_test=dataset.is_test[rows],
+        groups={column: codes[rows]},
+        group_names={column: dataset.group_names[column][:number]},
+    )
 
 
 def server_rows(

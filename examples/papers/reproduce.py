@@ -16,26 +16,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
+import made_up
 from files import fill, read
-from harness import PAPERS, SIZES, Study, chosen_lines, located
+from harness import PAPERS, SIZES, Study, chosen_lines, load
 
 from pyrofl import figures
 
 SEEDS = {"smoke": range(1), "small": range(3), "paper": range(5)}
-MADE_UP = {  # file -> pixels, colors, classes of labels, superclasses, another array of texts
-    "mnist": (8, 1, 10, 0, ""),
-    "fashion_mnist": (8, 1, 10, 0, ""),
-    "cifar10": (8, 3, 10, 0, ""),
-    "cifar100": (8, 3, 100, 20, ""),
-    "svhn": (8, 3, 10, 0, ""),
-    "emnist": (8, 1, 62, 0, ""),
-    "tiny_imagenet": (8, 3, 20, 0, ""),
-    "sun397": (8, 3, 150, 3, ""),
-    "digit_five": (8, 3, 10, 0, "domain"),
-    "femnist": (8, 1, 10, 0, "writer"),
-    "celeba": (8, 3, 2, 0, ""),
-}
 
 
 def studies(paper: str) -> dict[str, Study]:
@@ -44,38 +31,14 @@ def studies(paper: str) -> dict[str, Study]:
     return found
 
 
-def make_up(folder: Path) -> None:
-    """Write small files with random images of each class, in the layout of the real ones."""
-    rng = np.random.default_rng(0)
-    for name, (pixels, colors, classes, coarse, column) in MADE_UP.items():
-        each = 16 if classes <= 20 else 10
-        labels = np.tile(np.arange(classes), each)
-        centers = rng.uniform(40, 215, (classes, pixels, pixels, colors))
-        images = np.clip(
-            centers[labels] + rng.normal(0, 30, (len(labels), *centers.shape[1:])), 0, 255
-        )
-        arrays = {
-            "images": np.squeeze(images.astype(np.uint8), -1 if colors == 1 else ()),
-            "labels": labels,
-            "is_test": np.arange(len(labels)) >= classes * (each - 2),
-            "classes": np.array([f"{name} {label}" for label in range(classes)]),
-        }
-        if coarse:
-            arrays["coarse_labels"] = labels % coarse
-            arrays["coarse_classes"] = np.array([f"super {c}" for c in range(coarse)])
-        if column:
-            arrays[column] = np.array([f"{column} {i // classes % 5}" for i in range(len(labels))])
-        np.savez(folder / f"{name}.npz", **arrays)
-
-
 def missing(study: Study, size: str, case: str, name: str, data_dir: Path | None) -> str:
-    """Return why data of a run are missing, or ""."""
-    settings = study.settings(size, case, name)
-    server = settings.server_data if isinstance(settings.server_data, str) else ""
+    """Return why data of a run cannot be loaded, or ""."""
+    at = study.settings(size, case, name)
     try:
-        for one in [*settings.data.split("+"), *([server] if server else [])]:
-            located(one, data_dir)
-    except FileNotFoundError as error:
+        load(at.data, at.pixels, at.per_class, at.tested, data_dir)
+        if isinstance(at.server_data, str):
+            load(at.server_data, None, at.server_rows, 1, data_dir)
+    except ValueError as error:
         return str(error)
     return ""
 
@@ -132,7 +95,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if args.size == "smoke" and args.data_dir is None:
             args.data_dir = Path(folder)
-            make_up(args.data_dir)
+            made_up.write_all(args.data_dir)
         seeds = args.seeds or list(SEEDS[args.size])
         execute(study, args.size, seeds, args.data_dir, path, args)
         lines = chosen_lines(study, read(path))

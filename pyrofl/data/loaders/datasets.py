@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from torch.nn import functional
 from pyrofl.arguments import Count, Whole, check_name, checked
 from pyrofl.choices import DATASETS, IMAGES, Missing, Scaling
 from pyrofl.data.federation import Dataset
+from pyrofl.data.loaders import image_folders, leaf
 from pyrofl.data.loaders.conjugate import (
     ConjugateTask,
     conjugate,
@@ -22,7 +23,8 @@ from pyrofl.data.loaders.conjugate import (
     linear_regression,
 )
 from pyrofl.data.loaders.csv_files import load_csv
-from pyrofl.data.loaders.images import load_images
+from pyrofl.data.loaders.digit_five import digit_five
+from pyrofl.data.loaders.images import CACHE, load_images
 from pyrofl.data.loaders.npz_files import load_npz
 from pyrofl.data.loaders.small import MAKERS
 
@@ -41,6 +43,17 @@ __all__ = [
 
 # A plus sign within a path, as in npz:a+b.npz, is not followed by a whole name.
 _PLUS = re.compile(r"\+(?=npz:|[\w-]+(?:\+|$))")
+
+
+MANUAL: dict[str, Callable[[Path], Dataset]] = {
+    "femnist": leaf.femnist,
+    "celeba": leaf.celeba,
+    "digit_five": digit_five,
+    "sun397": image_folders.sun397,
+    "sun397-coarse": image_folders.sun397_coarse,
+    "cinic10": image_folders.cinic10,
+}
+"""Name of a data set that users download themselves -> function that loads it from a folder."""
 
 
 @checked
@@ -70,7 +83,8 @@ def load(
     Args:
         name: one of `DATASETS`, with a path for npz: and csv:, which may also be a .parquet file, a
             folder of such files, or several separated by commas, one for each site.
-        data_dir: folder of torchvision's files; None: ~/.cache/pyrofl.
+        data_dir: folder of torchvision's files, and of data sets that users download themselves,
+            each in a subfolder; None: ~/.cache/pyrofl.
         target: csv: column of y. Text gives classes, numbers a response; integers give classes too
             if the likelihood is "categorical". npz: T predicts the array `T_labels`.
         client_column: column or array that identifies the client; None: one client per file if
@@ -124,6 +138,8 @@ def load(
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind == "npz":
         return load_npz(path, **given_options)
+    if name in MANUAL:
+        return MANUAL[name](Path(data_dir or CACHE).expanduser())
     return load_images(name, data_dir) if name in IMAGES else MAKERS[name](seed)
 
 

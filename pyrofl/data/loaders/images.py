@@ -15,10 +15,11 @@ from pyrofl.data.federation import Dataset
 
 CACHE = Path("~/.cache/pyrofl")
 
-# Channel means and deviations that pFedVEM's code normalizes by.
+# Channel means and deviations that pFedVEM's code normalizes by, and those of CINIC-10's authors.
 _SCALING = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025)),
+    "cinic10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
 }
 
 # Superclass of each of CIFAR-100's fine classes, which are in alphabetical order.

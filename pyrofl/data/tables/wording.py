@@ -33,3 +33,8 @@ def refuse_no_file(path: str) -> None:
         raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise ValueError(f"{path} is a pipe or a device; expected a file, which can be read twice")
+
+
+def file_error(path: str | os.PathLike[str], problem: str, expected: str) -> ValueError:
+    """Return an error about a file: its problem, and what is expected."""
+    return ValueError(f"{path}: {problem}; expected {expected}")
