@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -414,11 +415,12 @@ def chosen_lines(study: Study, lines: Lines) -> Lines:
     for line in lines:
         cell = cells.setdefault((line["case"], line["row"]), {})
         cell.setdefault(line["grid"], []).append(line)
-    return [
-        line
-        for cell in cells.values()
-        for line in max(cell.values(), key=lambda at: mean(float(x[study.choice]) for x in at))
-    ]
+
+    def score(lines: Lines) -> float:
+        values = [line[study.choice] for line in lines]
+        return mean(map(float, values)) if all(values) else -math.inf  # empty if a run diverged
+
+    return [line for cell in cells.values() for line in max(cell.values(), key=score)]
 
 
 def results(paper: str, name: str, study: Study) -> Lines:

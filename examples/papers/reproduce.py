@@ -56,7 +56,13 @@ def execute(
     told = set[str]()
 
     def measure(case: str, name: str, grid: str, seed: int) -> Iterator[list[float | None]]:
-        scores = study.measure(study.trial(size, case, name, grid, seed, data_dir))
+        try:
+            scores = study.measure(study.trial(size, case, name, grid, seed, data_dir))
+        except ValueError as error:
+            if not grid or "not a finite number" not in str(error):
+                raise
+            print(f"{case}, {name}, {grid}: diverged: {error}", flush=True)
+            scores = {}  # which the choice from the grid takes for the worst
         yield [scores.get(metric) for metric in study.metrics]
 
     for seed in seeds:

@@ -63,14 +63,12 @@ SMALL = {
     "pixels": 16, "per_class": 300, "tested": 100, "clients": 20, "held_out": 6,
     "net": "mlp:64,32", "rounds": 20, "participation": "0.5",
 }  # fmt: skip
-SLOW = "longer than minutes on two cores"
 SMOKE = {"held_out": 4, "net": "mlp:8,4", "partition": "iid", "per_class": None, "tested": None,
          "participation": "0.5"}  # fmt: skip
 HETEROGENEITY = {
     f"{label}, Dirichlet({alpha})": Case(
         {"data": data, "partition": f"dirichlet:{alpha},min=4"},
         {"per_class": rows},
-        "" if (data, alpha) == ("cifar10", 0.5) else SLOW,
     )
     for label, data, rows in (("CIFAR-10", "cifar10", 300), ("CIFAR-100", "cifar100", 30))
     for alpha in (0.1, 0.5, 5)

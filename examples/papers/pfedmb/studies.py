@@ -61,14 +61,12 @@ SMALL = {"pixels": 16, "tested": 30, "net": "mlp:50", "rounds": 15}
 BEST = {"two classes, 15": 6, "two classes, 50": 10, "Dirichlet, 15": 7, "Dirichlet, 50": 6}
 BEST |= {"CIFAR-100, 15": 3, "CIFAR-100, 50": 3}
 """Numbers of branches of the paper's table III."""
-SLOW = "longer than minutes on two cores; the fast columns are in others.csv"
 WORDS = ("epochs=5", "batch=64", "momentum=0.0", "fine_tune=5")
 COLUMNS = {
     f"{name}, {n}": Case(
         {"data": data, "partition": partition, "clients": n, "participation": FRACTIONS[n]}
         | {"words": (*WORDS, f"branches={BEST[f'{name}, {n}']}")},
         {"per_class": PER_CLASS[data]},
-        "" if (name, n) == ("CIFAR-100", 15) else SLOW,
     )
     for name, (data, partition) in PARTITIONS.items()
     for n in (15, 50)
