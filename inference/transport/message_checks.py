@@ -50,11 +50,10 @@ def versions_and_hash() -> dict[str, str]:
 
     Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
     """
-    names = ("pyrofl", "torch", "pyro")
-    package_versions = {
-        n: versions()[n].partition("+")[0] for n in names
-    }  # torch's, without its build
-    return package_versions | {"pyrofl's code": code_hash()}
+    installed = versions()
+    compared = {name: installed[name] for name in ("pyrofl", "torch", "pyro")}
+    compared["torch"] = compared["torch"].partition("+")[0]  # without its build
+    return compared | {"pyrofl's code": code_hash()}
 
 
 @cache

@@ -9,6 +9,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -194,12 +195,17 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """Return versions of the Python packages that results depend on; "unknown" if missing."""
-    versions_by_name = {"python": platform.python_version()}
-    for package in ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz"):
-        versions_by_name[package.removesuffix("-ppl")] = "unknown"
-        with suppress(PackageNotFoundError):
-            versions_by_name[package.removesuffix("-ppl")] = version(package)
-    return versions_by_name
+    packages = ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz")
+    return {"python": platform.python_version()} | {
+        package.removesuffix("-ppl"): _installed_version(package) for package in packages
+    }
+
+
+@cache  # every message of a round names versions, and reading a package's metadata takes 1 ms
+def _installed_version(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return "unknown"
 
 
 def compared_versions() -> dict[str, str]:

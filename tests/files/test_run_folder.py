@@ -190,7 +190,9 @@ def test_versions_name_what_a_result_depends_on(monkeypatch):
         raise run_folder.PackageNotFoundError(package)
 
     monkeypatch.setattr(run_folder, "version", missing)
+    run_folder._installed_version.cache_clear()
     assert versions()["pyrofl"] == "unknown"
+    run_folder._installed_version.cache_clear()
 
 
 def test_tables_line_up():
