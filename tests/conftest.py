@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 import toys
 from dying import Nursery
+from long_tests import LIST, function_of
 
 from pyrofl.data import Federation
 
@@ -20,10 +20,10 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark the tests in long_tests.txt as long."""
-    names = set(Path(__file__).with_name("long_tests.txt").read_text().splitlines())
+    """Mark the functions and tests in long_tests.txt as long."""
+    names = set(LIST.read_text().splitlines())
     for item in items:
-        if item.nodeid in names:
+        if item.nodeid in names or function_of(item.nodeid) in names:
             item.add_marker("long")
 
 

@@ -19,6 +19,7 @@ PAPERS = EXAMPLES / "papers"
 SAID_ELSEWHERE = {"tuned/scores.csv", "tuned/budget.csv", "tuned/reliability.csv"}  # by budget.csv
 
 
+@pytest.mark.long  # starts a process
 @pytest.mark.parametrize("script", ["numbers/make.py", "papers/tables.py", "regression/gallery.py"])
 def test_pages_are_made_of_their_files(script: str):
     command = [sys.executable, str(EXAMPLES / script), "--check"]
@@ -47,6 +48,7 @@ def test_scripts_that_pages_name_are_there():
             assert (EXAMPLES.parent / script).is_file(), f"{page}: {script} is not there"
 
 
+@pytest.mark.long  # starts a process
 def test_what_is_in_a_file_is_not_run_again(tmp_path: Path, monkeypatch):
     fill = runpy.run_path(str(PAPERS / "files.py"))["fill"]
     monkeypatch.setattr(sys, "argv", [str(PAPERS / "x.py"), "--data", "npz:/here/rows.npz"])

@@ -607,6 +607,7 @@ def test_without_quiet_it_tells_what_it_does(tmp_path, capsys):
     assert printed.out.startswith("model")
 
 
+@pytest.mark.long  # starts a process
 def test_whoever_reads_may_stop():
     command = [sys.executable, "-m", "pyrofl", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

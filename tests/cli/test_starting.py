@@ -61,6 +61,7 @@ WITHOUT_TORCH = {
 }
 
 
+@pytest.mark.long  # starts a process
 @pytest.mark.parametrize("words", others_slow(WITHOUT_TORCH, [*WITHOUT_TORCH][1:4]))
 def test_help_lists_and_refusals_load_no_library(command, words):
     """Loading torch takes seconds; here it would interrupt the command."""
@@ -70,17 +71,20 @@ def test_help_lists_and_refusals_load_no_library(command, words):
     assert (told if code == 0 else out) == ""
 
 
+@pytest.mark.long  # starts a process
 @pytest.mark.parametrize("words", others_slow(COMMANDS, COMMANDS[:1]))
 def test_an_interrupt_while_libraries_are_loaded_is_one_line(command, words):
     assert command(*words) == (130, "", "pyrofl: interrupted\n")
 
 
+@pytest.mark.long  # starts a process
 def test_a_script_that_imports_pyrofl_keeps_its_interrupts(command):
     code, _, told = command("-c", "import pyrofl.tensors")
     assert code != 130 or "KeyboardInterrupt" in told
     assert "KeyboardInterrupt" in told
 
 
+@pytest.mark.long  # starts a process
 @pytest.mark.parametrize("words", others_slow(COMMANDS, COMMANDS[:1]))
 def test_a_working_directory_that_is_gone_is_one_line(command, tmp_path, words):
     gone = tmp_path / "gone"

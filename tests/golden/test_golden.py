@@ -121,6 +121,7 @@ def test_another_setting_is_told_from_it(case):
     assert distance(case[1], states[4]) > 1e3 * WITHIN
 
 
+@pytest.mark.long  # starts a process
 def test_the_command_writes_these_files(tmp_path):
     subprocess.run([sys.executable, HERE / "make.py", tmp_path], check=True, capture_output=True)
     assert sorted(path.stem for path in tmp_path.glob("*.npz")) == FILES

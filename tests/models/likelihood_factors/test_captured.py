@@ -183,6 +183,7 @@ def test_the_first_mode_of_a_normal_is_its_mean():
     torch.testing.assert_close(mode.detach()[0], mean, rtol=0, atol=1e-8)
 
 
+@pytest.mark.long  # starts a process
 def test_an_import_and_a_fit_do_not_load_torchs_compiler():
     code = """
 import sys, torch
