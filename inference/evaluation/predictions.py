@@ -200,7 +200,9 @@ def _of_client(
         answers = data.y.new_zeros(1, len(some), *data.y.shape[1:])
         mask = torch.ones(1, len(some), dtype=torch.bool, device=data.device)
         of = data.cohort(cohort)
-        batch = mark_unseen(Batch(some[None], answers, mask, of.size, of.ids))
+        features = data.source.features if data.source else ()
+        unseen = Batch(some[None], answers, mask, of.size, of.ids, features=features)
+        batch = mark_unseen(unseen)
         members = responses(method, received, local, batch, how.draws, noise)
         parts.append(predictive_values(members, len(some), how.draws, source))
     mean, values = (

@@ -251,10 +251,9 @@ def blank(batch: Batch) -> Batch:
     """Return a batch of one client with one row of zeros, on which a server runs the prior."""
     one = batch.select_clients(slice(0, 1))
     x, y, mask = (v[:, :1] for v in (one.x, one.y, one.mask))
-    none = torch.zeros_like(one.ids)
-    return Batch(
-        torch.zeros_like(x), torch.zeros_like(y), torch.ones_like(mask), one.size * 0 + 1, none
-    )
+    rows = torch.zeros_like(x), torch.zeros_like(y), torch.ones_like(mask)
+    nobody = one.size * 0 + 1, torch.zeros_like(one.ids)
+    return Batch(*rows, *nobody, features=batch.features)
 
 
 def random_points(

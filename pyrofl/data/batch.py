@@ -45,6 +45,7 @@ class Batch:
     at: Tensor | None = None  # [C, B] int64, index in its client's rows; -1: none; None: in order
     weights: Tensor | None = None  # [C, B] of rows, a client's mean being 1; None: all weigh 1
     known_scale: RowScale | None = None  # ignored once one of its inputs is replaced
+    features: tuple[str, ...] = ()  # names of the columns of x; empty if they have none
 
     def __len__(self) -> int:
         """Return the number of clients in the batch."""
@@ -108,7 +109,7 @@ class Batch:
         for scale, *rows in zip(self._share.unbind(), *tensors.values(), strict=True):
             one: dict[str, Any] = dict(zip(tensors, rows, strict=True))
             one["known_scale"] = RowScale(one["mask"], self.size, one.get("weights"), scale)
-            yield Batch(**one, size=self.size, ids=self.ids)
+            yield Batch(**one, size=self.size, ids=self.ids, features=self.features)
 
     def split(self, k: int) -> list[Batch]:
         """Split the rows of each client into k batches, such as support and query rows.
@@ -126,6 +127,72 @@ class Batch:
             weights = None if self.weights is None else _rows(self.weights, at)
             parts.append(replace(self, x=x, y=y, mask=mask, at=place, weights=weights))
         return parts
+
+    def column(self, column: str | int) -> Tensor:
+        """Return a column of x: [C, B].
+
+        Args:
+            column: its name, if the data have names of columns, or its number, from 0 on.
+
+        Raises:
+            ValueError: if there is no such column, or the rows of x are not vectors.
+        """
+        if self.x.dim() != 3:
+            raise ValueError(
+                f"x has shape {list(self.x.shape)}; expected rows of numbers, [C, B, columns]"
+            )
+        last = self.x.shape[-1] - 1
+        if isinstance(column, str):
+            if column not in self.features:
+                known = f"one of {', '.join(self.features)}" if self.features else ""
+                raise ValueError(
+                    f"the batch has no column {column!r}; expected {known}"
+                    if known
+                    else f"column is {column!r}, but columns have no names; expected a number from "
+                    f"0 to {last}"
+                )
+            column = self.features.index(column)
+        if not 0 <= column <= last:
+            raise ValueError(f"column is {column}; expected 0 to {last}")
+        return self.x[..., column]
+
+    def gather(self, values: Tensor, column: str | int) -> Tensor:
+        """Select an entry of a vector for each row, by the whole number in one of its columns.
+
+        This is the effect of a row's item, rater or ward, if `values` has an effect for each level:
+
+            items = pyro.sample("items", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(batch.gather(items, "item"), 1.0), obs=batch.y)
+
+        Args:
+            values: vectors [..., C, 1, K] or [..., 1, 1, K], as of a site with `.to_event(1)`
+                inside `batch.clients()`.
+            column: name or number of the column of x with the levels, from 0 to K - 1.
+
+        Returns:
+            The entries: [..., C, B].
+
+        Raises:
+            ValueError: if there is no such column, `values` has another shape, or the column has
+                other numbers.
+        """
+        clients, count = len(self), values.shape[-1]
+        if values.dim() < 3 or values.shape[-3] not in (1, clients) or values.shape[-2] != 1:
+            raise ValueError(
+                f"values has shape {list(values.shape)}; expected [..., {clients}, 1, K], as of a "
+                "site with .to_event(1) inside batch.clients()"
+            )
+        numbers = self.column(column)
+        levels = numbers.long()
+        if not bool(((levels == numbers) & (levels >= 0) & (levels < count)).all()):
+            raise ValueError(
+                f"column {column!r} has other numbers than the whole ones from 0 to {count - 1}, "
+                f"for vectors of {count} entries; expected levels that are neither scaled nor text"
+            )
+        vectors = values.squeeze(-2)
+        shape = (*vectors.shape[:-2], clients, -1)
+        return vectors.expand(shape).gather(-1, levels.expand(shape))
 
     def take_rows(self, known: Tensor) -> Tensor:
         """Select the batch's rows from values of all client rows: [C, n, *f] -> [C, B, *f]."""

@@ -313,7 +313,8 @@ class Federation(FederationFields, Summarized):
             share = None if share is None else share * weights
         mask = mask.to(self.x.device)
         scale = None if share is None else RowScale(mask, cohort.size, weights, share)
-        return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, scale)
+        features = self.source.features if self.source else ()
+        return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, scale, features)
 
     def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
         """Return all "train" or "test" rows of clients as a batch, padded to the longest client.
