@@ -8,7 +8,7 @@ SIZES = {"bern": 60, "basel": 130, "chur": 170}
 
 def frames():
     """Return the tables: columns x, g and exposure, and a response for each family."""
-    random = np.random.default_rng(20)
+    random, bounds = np.random.default_rng(20), np.random.default_rng(21)
     found = {}
     for name, n in SIZES.items():
         x, g = random.normal(size=n), random.choice(["no", "yes"], n)
@@ -41,6 +41,9 @@ def frames():
         limit = random.uniform(0.3, 2.5, n)
         frame["seen"] = (time <= limit).astype(int)
         frame["time"] = np.minimum(time, limit).round(2).clip(0.01)
+        frame["entry"] = (frame["time"] * bounds.choice([0.0, 0.2, 0.6], n)).round(3)
+        frame["after"] = np.where(bounds.uniform(size=n) < 0.5, frame["time"], frame["entry"])
+        frame["after"] = np.where(frame["seen"] == 1, frame["after"], frame["time"])
         found[name] = frame
     return found
 
@@ -66,4 +69,7 @@ PROBLEMS = {
     "exponential": (f"censored(time, seen) ~ {RIGHT}", {"family": "exponential"}),
     "weibull": (f"censored(time, seen) ~ {RIGHT}", {"family": "weibull"}),
     "cox": (f"censored(time, seen) ~ {RIGHT}", {"family": "cox"}),
+    "weibull, entry": (f"censored(time, seen, entry=entry) ~ {RIGHT}", {"family": "weibull"}),
+    "weibull, interval": (f"censored(after, seen, upper=time) ~ {RIGHT}", {"family": "weibull"}),
+    "cox, entry": (f"censored(time, seen, entry=entry) ~ {RIGHT}", {"family": "cox"}),
 }

@@ -102,6 +102,28 @@ DISCLOSIVE = {
     "one event as text": ("sex ~ age", BINARY, all_but("sex", "m", "f"), "min-events"),
     "one death": ("censored(time, event) ~ age", SURVIVAL, all_but("event", 0, 1), "min-events"),
     "one censored": ("censored(time, event) ~ age", SURVIVAL, all_but("event", 1, 0), "min-events"),
+    "one death of a lognormal": (
+        "censored(time, event) ~ age",
+        {"family": "lognormal"},
+        all_but("event", 0, 1),
+        "min-events",
+    ),
+    "one late entry": (
+        "censored(time, event, entry=entry) ~ age",
+        SURVIVAL,
+        lambda f: f.assign(entry=0.0).pipe(cell("entry", 0.001)),
+        "max-share",
+    ),
+    "one wide interval": (
+        "censored(time, event, upper=until) ~ age",
+        SURVIVAL,
+        lambda f: f.assign(until=f["time"]).pipe(
+            lambda g: g.assign(
+                until=g["time"] + 1e4 * (g["row"] == g["row"][g["event"] == 1].min())
+            )
+        ),
+        "max-share",
+    ),
     "one success": (
         "p(successes, trials) ~ age",
         {"family": "binomial"},
@@ -240,6 +262,10 @@ HARMLESS = {
     "binomial": ("p(successes, trials) ~ age + (1 | client)", {"family": "binomial"}),
     "weibull": ("censored(time, event) ~ age + sex + (1 | client)", SURVIVAL),
     "cox": ("censored(time, event) ~ age + sex", {"family": "cox"}),
+    "entries and bounds": (
+        "censored(time, event, entry=time / 2, upper=time + event) ~ age",
+        SURVIVAL,
+    ),
     "ordinal": ("grade ~ age + sex", {"family": "cumulative"}),
     "categorical": ("arm ~ age", {"family": "categorical"}),
     "known errors": ("score | se(error) ~ age + (1 | client)", {}),

@@ -40,8 +40,10 @@ def regression(
     Args:
         formula: such as "y ~ age * treat + bs(dose, df=4) + (1 + age | client)", in the syntax of
             the library formulae. A response may be p(successes, trials) or censored(time, event),
-            with event 1 for an event and 0 for a censored time. `(x || g)` has no correlations,
-            and `(1 | a/b)` is `(1 | a) + (1 | a:b)`. offset(x) adds a known column.
+            with event 1 for an event and 0 for a censored time; with `upper=bound`, an event may
+            be between time (0 for left-censored ones) and the bound, and is at the time where both
+            are equal, and `entry=start` is delayed entry. `(x || g)` has no correlations, and
+            `(1 | a/b)` is `(1 | a) + (1 | a:b)`. offset(x) adds a known column.
             `y | se(error)` has known standard errors (with `sigma=True`, further variance),
             `y | weights(w)` row weights, and `y | trials(n)` is p(y, n). A dict of formulas, such
             as {"y": "y ~ x + (1 | client)", "sigma": "~ x"}, also has one for parameters of the

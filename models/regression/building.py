@@ -15,7 +15,7 @@ from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.agreement import Agreement
 from pyrofl.models.regression.data_checks import warn_of_design
 from pyrofl.models.regression.design import Design, make_design
-from pyrofl.models.regression.families import DOMAINS, LINKS, family_of
+from pyrofl.models.regression.families import DOMAINS, FAMILIES, LINKS, family_of
 from pyrofl.models.regression.formula import read_all, with_weights
 from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.ordinal import check_order
@@ -117,9 +117,10 @@ def refuse_unsupported(design: Design, family: str) -> None:
         )
     for role in formula.columns:
         if role not in (design.family.column, "weights", *design.family.additions):
+            reading = [n for n, one in FAMILIES.items() if role in (one.column, *one.additions)]
             raise ValueError(
                 f"the response has a column of {role}, which family {family} does not read; "
-                f"expected {formula.response} alone, or another family"
+                f"expected {formula.response} alone, or family {' or '.join(reading)}"
             )
     for name, value in formula.values.items():
         domain = DOMAINS[LINKS[name]]
@@ -140,7 +141,11 @@ def refuse_unsupported(design: Design, family: str) -> None:
             f"family {family} needs a predictor, as it leaves the baseline hazard open"
         )
     if kind == "cox" and design.groups:
-        raise ValueError(f"family {family} has no group terms; expected population terms only")
+        raise ValueError(
+            f"family {family} has no group terms: each client has a baseline hazard of its own, in "
+            "which its effect cancels; expected population terms, or family weibull with "
+            f"(1 | {design.client}) for frailties"
+        )
     for one in design.groups if kind == "categorical" else ():
         if one.is_correlated:
             text, name = one.group.text, one.group.name

@@ -20,8 +20,8 @@ from pyrofl.models.regression.rows import Clients, moments_of, quantiles, total
 
 UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
 IN_R = {
-    "Surv": "censored(time, event)",
-    "cens": "censored(time, event)",
+    "Surv": "censored(time, event), with entry=start or upper=bound",
+    "cens": "censored(time, event), with entry=start or upper=bound",
     "cbind": "p(successes, trials)",
     "trials": "p(successes, trials)",
     "factor": "C(x)",

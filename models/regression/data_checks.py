@@ -111,7 +111,8 @@ def _columns(
 def _constant(design: Design, ends: Sequence[float]) -> list[str]:
     """Return a text on responses that are all equal, where they are not categories."""
     is_one = len(set(ends)) == 1 and design.clients.rows > 1
-    if not is_one or design.family.support in ("binary", "levels", "trials"):
+    is_bound = "upper" in design.formula.columns  # such as 0 for events before an upper bound
+    if not is_one or is_bound or design.family.support in ("binary", "levels", "trials"):
         return []
     return [f"all responses are {ends[0]:g}; scales and their priors are not meaningful"]
 

@@ -35,9 +35,11 @@ from pyrofl.models.regression.rows import (
     refuse_levels,
     tensor,
 )
+from pyrofl.models.regression.survival import BOUNDS, check_times, refuse_open_bounds
 
 LevelScope = Literal["client", "nested", "shared"]
 OFFSET, RESPONSE_SUFFIX = "sum of offsets", " of the response"  # columns of x that are no terms
+NO_NEW_ROWS = ("event", *BOUNDS)  # columns of the response that predictions do not need
 MAX_NUMBER = 1e100  # sums of squares of larger numbers may overflow
 
 
@@ -242,7 +244,7 @@ class Design:
     def response_column(self, role: str, frame: pd.DataFrame) -> np.ndarray:
         """Return a further column of the response, such as "trials", or "weights", [N]."""
         text = self.formula.columns.get(role)
-        if text is None or (role == "event" and not self.further[role] <= {*frame}):
+        if text is None or (role in NO_NEW_ROWS and not self.further[role] <= {*frame}):
             return np.ones(len(frame))  # events, also of new rows
         return self._values(text, frame)
 
@@ -289,16 +291,26 @@ class Design:
             y = self.y(frame)
             for role in self.formula.columns:
                 self.check_role(role, site, frame)
-            second = (
-                self.response_column("trials", frame) if self.family.column == "trials" else None
-            )
-            bad = ~self.family.admits(y, second)
+            bad = ~self.family.admits(y, self._second(y, frame))
             if bad.any():
                 raise ValueError(
                     f"{site}: response {self.formula.response} is {y[bad][0]:g} in row "
                     f"{int(bad.argmax())}; expected {SUPPORTS[self.family.support]}"
                 )
             _refuse_large(f"{site}: response {self.formula.response}", y)
+            if bounds := {*BOUNDS} & {*self.formula.columns}:
+                columns = {n: self.response_column(n, frame) for n in ("event", *bounds)}
+                names = {"time": self.formula.response, **self.formula.columns}
+                check_times(site, y, columns, names)
+
+    def _second(self, y: np.ndarray, frame: pd.DataFrame) -> np.ndarray | None:
+        """Return trials, or upper bounds of events after a time, [N]; None if there are none."""
+        if self.family.column == "trials":
+            return self.response_column("trials", frame)
+        if "upper" not in self.formula.columns:
+            return None
+        is_event = self.response_column("event", frame) == 1
+        return np.where(is_event, self.response_column("upper", frame), 0.0)
 
     def outline(self) -> Federation:
         """Return a federation of the shapes that all clients agree on, without rows."""
@@ -315,6 +327,8 @@ class Design:
             "trials": ((values == np.round(values)) & (values >= 0), "whole numbers of trials"),
             "se": (values > 0, "standard errors above 0"),
             "weights": (values >= 0, "weights of at least 0"),
+            "upper": (values >= 0, "bounds of at least the time"),
+            "entry": (values >= 0, "times of at least 0"),
         }[role]
         if not fits.all():
             row = int((~fits).argmax())
@@ -389,6 +403,8 @@ def make_design(
     if "Intercept" in names | factors:
         raise ValueError("a column has the name Intercept, that of the intercept; rename it")
     further = {role: _columns_in(t, namespace, columns) for role, t in formula.columns.items()}
+    for name in further.get("upper", ()):
+        refuse_open_bounds(frames, name)
     used = [*sorted(answer.union(*further.values()))]
     used += sorted((names | factors | {client}) - answer)
     categorical = sorted(factors | {client})

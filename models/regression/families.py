@@ -1,7 +1,8 @@
 """Families of responses: links, Pyro distributions, auxiliary parameters and their priors.
 
 A likelihood is Pyro code of one line; it may use eta, the linear predictor [C, B], y, the
-responses, the auxiliary parameters by name, and the response's own columns (trials, event).
+responses, the auxiliary parameters by name, and the response's own columns (trials, event). A
+cumulative hazard may use the same, and {t}, a time.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Family:
         response: Pyro code of a new row's distribution, if its likelihood is not one.
         is_smooth: whether the log density has second derivatives, which likelihood factors need.
         additions: further columns that the response may have, such as se.
+        cumulative: Pyro code of the cumulative hazard at a time {t}, which bounds of times need.
     """
 
     links: Mapping[str, str]
@@ -71,6 +73,7 @@ class Family:
     response: str = ""
     is_smooth: bool = True
     additions: tuple[str, ...] = ()
+    cumulative: str = ""
 
     def link(self, name: str | None) -> str:
         """Return the name of a link after validation; None is the default."""
@@ -79,14 +82,20 @@ class Family:
         return name
 
     def admits(self, y: Floats, second: Floats | None) -> NDArray[np.bool_]:
-        """Return whether each response [N] is in the family's support."""
+        """Return whether each response [N] is in the family's support.
+
+        Args:
+            y: responses.
+            second: trials, or upper bounds of events that are after a time, or None.
+        """
         whole = (y == np.round(y)) & (y >= 0)
+        is_left = (y == 0) & ((0.0 if second is None else second) > 0)
         fits: NDArray[np.bool_] = {
             "real": np.isfinite(y),
             "binary": (y == 0) | (y == 1),
             "count": whole,
             "trials": whole & (y <= (np.inf if second is None else second)),
-            "positive": np.isfinite(y) & (y >= float(SMALLEST)),
+            "positive": np.isfinite(y) & (is_left | (y >= float(SMALLEST))),
             "nonnegative": np.isfinite(y) & (y >= 0),
             "unit": (y > 0) & (y < 1),
             "closed unit": (y >= 0) & (y <= 1),
@@ -223,6 +232,8 @@ FAMILIES: dict[str, Family] = {
         _SIGMA,
         center="mean",
         ratio={"identity": "ratio of medians"},
+        additions=("event", "upper", "entry"),
+        cumulative="-torch.special.log_ndtr((eta - {t}.log()) / sigma)",
     ),
     "beta": Family(
         {"logit": f"dist.Beta({_BETA})"},
@@ -249,6 +260,8 @@ FAMILIES: dict[str, Family] = {
         column="event",
         ratio=_HAZARD,
         response="dist.Exponential(eta.exp())",
+        additions=("upper", "entry"),
+        cumulative="{t} * eta.exp()",
     ),
     "weibull": Family(
         {"log": "event * (shape.log() + (shape - 1) * y.log() + eta) - y**shape * eta.exp()"},
@@ -258,6 +271,8 @@ FAMILIES: dict[str, Family] = {
         column="event",
         ratio=_HAZARD,
         response="dist.Weibull((-eta / shape).exp(), shape + 0 * eta)",
+        additions=("upper", "entry"),
+        cumulative="{t}**shape * eta.exp()",
     ),
     "cox": Family(
         {"log": "cox(eta, y, event, batch.mask)"},
@@ -265,6 +280,7 @@ FAMILIES: dict[str, Family] = {
         kind="cox",
         column="event",
         ratio=_HAZARD,
+        additions=("entry",),
     ),
 }
 """Name of a family -> its links, likelihood, auxiliary parameters and priors."""

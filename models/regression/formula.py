@@ -54,8 +54,8 @@ class Formula:
     Attributes:
         text: all formulas.
         response: a column, or an expression.
-        columns: further columns of the response: "trials", "event", "se" or "weights" -> a column,
-            an expression or a number.
+        columns: further columns of the response: "trials", "event", "upper", "entry", "se" or
+            "weights" -> a column, an expression or a number.
         population: population terms of the location.
         groups: group terms of the location and of parameters.
         parameters: parameter of the family -> its population terms.
@@ -207,16 +207,11 @@ def _response(left: str) -> tuple[str, dict[str, str], bool]:
     response, *more = _split(left, "|")
     if len(more) > 1 or left.endswith("|"):
         raise ValueError(f"response is {left!r}; expected one '|', as in y | se(error)")
-    columns, adds_sigma = {}, False
+    columns: dict[str, str] = {}
+    adds_sigma = False
     call = re.fullmatch(rf"({NAME_PATTERN})\((.*)\)", response)
     if call and call[1] in SECOND:
-        parts = _split(call[2], ",")
-        if len(parts) != 2:
-            raise ValueError(
-                f"response is {left!r}; expected two columns: p(successes, trials) or "
-                "censored(time, event)"
-            )
-        response, columns[SECOND[call[1]]] = parts
+        response, columns = _two_columns(left, SECOND[call[1]], _split(call[2], ","))
     for part in _split(more[0], "+") if more else ():
         name, arguments = _addition(part)
         if name in columns:
@@ -229,6 +224,24 @@ def _response(left: str) -> tuple[str, dict[str, str], bool]:
             )
         adds_sigma |= bool(options)
     return response, columns, adds_sigma
+
+
+def _two_columns(left: str, role: str, parts: list[str]) -> tuple[str, dict[str, str]]:
+    """Return response and further columns of p(successes, trials) or censored(time, event)."""
+    bounds = {}
+    if role == "event":
+        named = [re.fullmatch(r"(upper|entry)\s*=\s*([^=].*)", part) for part in parts]
+        bounds = {one[1]: one[2] for one in named if one}
+        parts = [part for part, one in zip(parts, named, strict=True) if not one]
+        if len(bounds) < sum(map(bool, named)):
+            raise ValueError(f"response is {left!r}; expected upper= and entry= once")
+    if len(parts) != 2:
+        raise ValueError(
+            f"response is {left!r}; expected two columns: p(successes, trials) or "
+            "censored(time, event), with upper=column for events after time and up to a bound, "
+            "and entry=column for delayed entry"
+        )
+    return parts[0], {role: parts[1], **bounds}
 
 
 def _addition(part: str) -> tuple[str, list[str]]:

@@ -220,6 +220,8 @@ def design_moments(design: Design, link: str) -> dict[str, tuple[Any, Any]]:
         columns |= {term_of(one): one.columns.evaluate(frame) for one in design.groups}
         if design.family.center != "zero":
             y = design.y(frame)
+            if "upper" in design.formula.columns:  # of events from time 0 on, half of the bound
+                y = np.where(y > 0, y, design.response_column("upper", frame) / 2)
             columns["response"] = np.log(y) if is_log else y
         return columns
 

@@ -18,6 +18,7 @@ from pyrofl.models.regression.distributions import SkewNormal, ZeroOneInflatedBe
 from pyrofl.models.regression.families import LINKS, SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors, of
+from pyrofl.models.regression.survival import BOUNDS, SMALLEST_BOUND, log_within
 
 DOC, LINE = '"""', 96
 
@@ -34,7 +35,8 @@ def source(
     lines = [f"def program(received, local, batch):\n    {DOC}{design.formula.text}, {name}.\n"]
     lines += [*listed, DOC, "x, y = batch.x, batch.y"]
     if family.support == "positive":
-        lines[-1] = f"x, y = batch.x, batch.y.clamp(min={SMALLEST})"
+        smallest = SMALLEST_BOUND if "upper" in design.formula.columns else SMALLEST
+        lines[-1] = f"x, y = batch.x, batch.y.clamp(min={smallest})"
     inside: list[str] = []
     shared: list[str] = []
     rows: list[str] = []
@@ -123,7 +125,12 @@ def _columns(design: Design) -> list[str]:
         if role == "se":
             both = f"(sigma.square() + {code}.square()).sqrt()"
             role, code = "sigma", both if design.formula.adds_sigma else code
+        if role in BOUNDS:
+            tensor = code if design.constant(role) is None else f"x.new_tensor({code})"
+            code = f"{tensor}.clamp(min={SMALLEST_BOUND})"
         lines.append(f"{role} = {code}")
+    if "upper" in design.formula.columns:
+        lines += ["within = event * (upper > y).to(x)", "event = event - within"]
     return lines
 
 
@@ -148,11 +155,33 @@ def _likelihood(design: Design, site: str, link: str, *, new: bool) -> list[str]
             f'    pyro.sample("{site}", {family.response or code})',
         ]
     if family.kind == "cox":
+        code = f"{code[:-1]}, entry)" if "entry" in design.formula.columns else code
         return [f'pyro.factor("{site}", {code})']
-    if family.kind == "factor" and "event" in design.formula.columns:
-        return ["with batch.rows():", f'    pyro.factor("{site}", {code})']
+    if "event" in design.formula.columns:
+        return ["with batch.rows():", *(f"    {line}" for line in _times(design, site, code))]
     code = family.response if family.kind == "factor" else code  # nothing is censored
     return ["with batch.rows():", f'    pyro.sample("{site}", {code}, obs=y)']
+
+
+def _times(design: Design, site: str, code: str) -> list[str]:
+    """Return statements of the log density of times that may be censored or truncated."""
+    columns, cumulative = design.formula.columns, design.family.cumulative
+    if design.family.kind == "rows":
+        code = f"event * {code}.log_prob(y) - (1 - event) * {_at('y', cumulative)}"
+    if not {*BOUNDS} & {*columns}:
+        return [f'pyro.factor("{site}", {code})']
+    lines = [f"log_density = {code}"]
+    if "upper" in columns:
+        between = f"{_at('upper', cumulative)} - {_at('y', cumulative)}"
+        lines.append(f"log_density = log_density + log_within(within, {between})")
+    if "entry" in columns:
+        lines.append(f"log_density = log_density + {_at('entry', cumulative)}")
+    return [*lines, f'pyro.factor("{site}", log_density)']
+
+
+def _at(time: str, cumulative: str) -> str:
+    """Return Pyro code of a cumulative hazard at a time, in parentheses."""
+    return f"({cumulative.replace('{t}', time)})"
 
 
 def compile_program(text: str) -> Program:
@@ -161,13 +190,19 @@ def compile_program(text: str) -> Program:
     linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
     namespace: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
     namespace |= {"cox": cox, "Hurdle": Hurdle, "SkewNormal": SkewNormal}
-    namespace |= {"ZeroOneInflatedBeta": ZeroOneInflatedBeta}
+    namespace |= {"ZeroOneInflatedBeta": ZeroOneInflatedBeta, "log_within": log_within}
     exec(compile(text, place, "exec"), namespace)
     program: Program = namespace["program"]
     return program
 
 
-def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tensor:
+def cox(
+    eta: Tensor,
+    time: Tensor,
+    event: Tensor | float,
+    mask: Tensor,
+    entry: Tensor | None = None,
+) -> Tensor:
     """Return the log partial likelihood of each client, with ties as in Efron's method.
 
     Efron, "The Efficiency of Cox's Likelihood Function for Censored Data", JASA 1977. Clients are
@@ -179,6 +214,7 @@ def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tenso
         time: times, [C, B].
         event: 1 where the event was seen and 0 where the time is censored, [C, B].
         mask: False for padding, [C, B].
+        entry: times after which rows are at risk, [C, B]; None is from the start.
 
     Returns:
         Log partial likelihoods, [..., C, 1].
@@ -186,6 +222,8 @@ def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tenso
     died = (torch.as_tensor(event).expand(mask.shape) > 0) & mask
     same = (time[..., :, None] == time[..., None, :]) & died[..., :, None] & died[..., None, :]
     at_risk = (time[..., None, :] >= time[..., :, None]) & mask[..., None, :]  # [C, B, B]
+    if entry is not None:
+        at_risk &= entry.expand(mask.shape)[..., None, :] < time[..., :, None]
     before = torch.ones_like(same[0]).tril(-1) & same
     share = before.sum(-1) / same.sum(-1).clamp(min=1)  # of the tied events that is past
     eta = torch.where(mask, eta, 0.0)

@@ -165,7 +165,7 @@ def _check_events(rules: SiteRules, design: Design, name: str, frame: pd.DataFra
         trials = design.response_column("trials", frame)
         counts = {"success": float(y.sum()), "failure": float((trials - y).sum())}
         rules.check_events(name, response, counts)
-    if design.family.column == "event":
+    if "event" in design.roles:
         event = design.response_column("event", frame)
         counts = {"event": float(event.sum())}
         censored = float((1 - event).sum())

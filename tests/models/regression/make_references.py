@@ -17,7 +17,7 @@ def main():
     """Fit all problems, and write the estimates and the versions of the packages."""
     import statsmodels.api as sm
     import statsmodels.discrete.truncated_model as truncated
-    from lifelines import WeibullAFTFitter
+    from lifelines import CoxPHFitter, WeibullAFTFitter
     from statsmodels.duration.hazard_regression import PHReg
     from statsmodels.miscmodels.ordinal_model import OrderedModel
     from statsmodels.othermod.betareg import BetaModel
@@ -38,10 +38,17 @@ def main():
         values, errors = np.asarray(fit.params).ravel("F"), np.asarray(fit.bse).ravel("F")
         return {n: [float(v), float(s)] for n, v, s in zip(names, values, errors, strict=False)}
 
-    def weibull():
+    def weibull(bounds="", entry=None):
         """Return log hazard ratios: -shape times the coefficients of log scales."""
         frame = whole.assign(time=time, seen=seen)
-        fit = WeibullAFTFitter(fit_intercept=False).fit(frame, "time", "seen")
+        fitter = WeibullAFTFitter(fit_intercept=False)
+        if bounds:
+            frame = whole.assign(low=table[bounds], high=time.where(seen == 1, np.inf))
+            fit = fitter.fit_interval_censoring(frame, "low", "high")
+        elif entry:
+            fit = fitter.fit(frame.assign(entry=table[entry]), "time", "seen", entry_col="entry")
+        else:
+            fit = fitter.fit(frame, "time", "seen")
         shape = float(np.exp(fit.params_["rho_", "Intercept"]))
         found = {}
         cov = fit.variance_matrix_
@@ -52,6 +59,12 @@ def main():
             part = cov.loc[keys, keys].to_numpy()
             found[name] = [-shape * b, float(np.sqrt(slope @ part @ slope))]
         return found
+
+    def cox(entry):
+        """Return log hazard ratios, stratified by client."""
+        frame = design.assign(time=time, seen=seen, entry=table[entry], client=table["client"])
+        fit = CoxPHFitter().fit(frame, "time", "seen", strata="client", entry_col="entry")
+        return {n: [float(fit.params_[n]), float(fit.standard_errors_[n])] for n in design}
 
     positive = table["hurdle"] > 0
     fits = {
@@ -93,6 +106,9 @@ def main():
         ),
         "exponential": lambda: told(glm(seen, poisson, offset=np.log(time))),
         "weibull": weibull,
+        "weibull, entry": lambda: weibull(entry="entry"),
+        "weibull, interval": lambda: weibull("after"),
+        "cox, entry": lambda: cox("entry"),
         "cox": lambda: told(
             PHReg(time, design, status=seen, strata=table["client"], ties="efron").fit(),
             list(design.columns),

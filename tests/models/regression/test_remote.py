@@ -32,6 +32,10 @@ FORMULAS = [
     ("arm ~ age + sex", {"family": "categorical"}),
     ("score ~ {age > limit}", {"namespace": {"limit": 60}}),
     ("censored(beds, died) ~ age", {"family": "weibull"}),
+    (
+        "censored(beds, died, upper=beds + died, entry=beds / 2) ~ age",
+        {"family": "lognormal", "link": "identity"},
+    ),
     ({"score": "score ~ age + (1 | client)", "sigma": "~ scale(beds)"}, {}),
     ("score | se(beds) ~ age + (1 | client)", {}),
 ]

@@ -1,0 +1,94 @@
+"""Censored and left-truncated times of survival analysis: likelihood terms and checks.
+
+With hazard h, cumulative hazard H and survival function S = exp(-H), the likelihood of a row is
+(Klein and Moeschberger, Survival Analysis, Springer 2003, section 3.5)
+
+    h(time) S(time) / S(entry)              an event at a time
+    S(time) / S(entry)                      a time that is censored
+    (S(time) - S(upper)) / S(entry)         an event after a time and up to a bound
+
+where S(entry) is 1 for rows that are observed from time 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyrofl.models.regression.rows import kind_of
+
+Floats = NDArray[np.float64]
+
+BOUNDS = ("upper", "entry")  # columns of bounds of times, after the event
+SMALLEST_BOUND = "1e-300"  # of a time, whose logarithm is finite
+
+
+def log_within(within: Tensor, hazard: Tensor) -> Tensor:
+    """Return log(1 - exp(-hazard)), the log probability of an event before a bound.
+
+    Args:
+        within: 1 for rows with an event between two times, and 0 for others, whose value is 0.
+        hazard: cumulative hazard between the two times.
+    """
+    is_within = within > 0
+    between = torch.where(is_within, hazard, 1.0).clamp(min=float(SMALLEST_BOUND))
+    return torch.where(is_within, (-torch.expm1(-between)).log(), 0.0)
+
+
+def refuse_open_bounds(frames: Mapping[str, pd.DataFrame], name: str) -> None:
+    """Raise ValueError if a column of upper bounds has missing or infinite cells.
+
+    Rows with missing cells would be dropped, which are mostly those of censored times.
+    """
+    for site, frame in frames.items():
+        if name not in frame or kind_of(frame[name]) != "numbers":
+            continue
+        bad = ~np.isfinite(frame[name].to_numpy(dtype=np.float64))
+        if bad.any():
+            raise ValueError(
+                f"{site}: column {name} has {int(bad.sum())} missing or infinite upper bounds; "
+                "expected numbers: write event 0 and the time itself where there is no bound"
+            )
+
+
+def check_times(site: str, y: Floats, columns: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raise ValueError if bounds do not fit the times of a client.
+
+    Args:
+        site: name of the client.
+        y: times [N].
+        columns: "event", "upper" and "entry", if there are bounds -> values [N].
+        names: "time", and the same names -> names of columns.
+    """
+    upper, event = columns.get("upper", y), columns["event"]
+    is_within = (upper > y) & (event > 0)
+    checks = [
+        (
+            "upper",
+            upper < y,
+            "expected bounds of at least the time",
+        ),
+        (
+            "upper",
+            (upper > y) & (event == 0),
+            f"where {names['event']} is 0; expected the time itself for censored times",
+        ),
+        (
+            "entry",
+            columns.get("entry", y - 1) >= np.where(is_within, np.nextafter(y, np.inf), y),
+            "expected entries before the time",
+        ),
+    ]
+    for role, bad, words in checks:
+        if role in columns and bad.any():
+            row, joint = int(bad.argmax()), " " if words.startswith("where") else "; "
+            raise ValueError(
+                f"{site}: {names[role]} is {columns[role][row]:g} and {names['time']} is "
+                f"{y[row]:g} in row {row}{joint}{words}"
+            )
