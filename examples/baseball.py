@@ -47,7 +47,7 @@ exact = reference.hmc(model, data, draws, chains, shared="mu tau")
 
 cost = reference.compare_posteriors(federated, exact)
 shown = cost[cost["variable"] != "eta"]
-figures.save(figures.cost(shown), args.out / "cost.png")
+figures.save(figures.posterior_differences(shown), args.out / "cost.png")
 
 ability = cost[cost["variable"] == "ability"]
 first, rest = (

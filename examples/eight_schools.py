@@ -50,7 +50,7 @@ args.out.mkdir(parents=True, exist_ok=True)
 table.to_csv(args.out / "cost.csv")
 print(table[["mean", "sd", "difference", "ratio", "energy"]].round(2).to_string())
 shown = table[table["variable"] != "eta"]
-figures.save(figures.cost(shown), args.out / "cost.png")
+figures.save(figures.posterior_differences(shown), args.out / "cost.png")
 
 theta = table[table["variable"] == "theta"]
 figure = figures.shrinkage(

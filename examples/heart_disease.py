@@ -63,7 +63,7 @@ federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains = (4, 32) if args.quick else (64, 64)
 exact = reference.hmc(model, data, draws, chains, shared="beta tau")
 cost = reference.compare_posteriors(federated, exact)
-figures.save(figures.cost(cost), args.out / "cost.png")
+figures.save(figures.posterior_differences(cost), args.out / "cost.png")
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy().reshape(data.clients, -1, 3)
 fits = {name: tuple(w[j].T) for j, name in enumerate(data.names)}
 figure = figures.forest(fits, ["intercept", *SCALES], "log odds per typical spread")

@@ -57,7 +57,7 @@ federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains = (4, 32) if args.quick else (64, 64)
 exact = reference.hmc(model, scaled, draws, chains, shared="beta sd sigma")
 cost = reference.compare_posteriors(federated, exact)
-figures.save(figures.cost(cost), args.out / "cost.png")
+figures.save(figures.posterior_differences(cost), args.out / "cost.png")
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 
 w = federated["posterior"]["w"].values[0]  # [S, J, 2]

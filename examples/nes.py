@@ -59,11 +59,11 @@ exact = reference.hmc(model, data, draws, chains, shared="beta tau sigma")
 cost = reference.compare_posteriors(federated, exact)
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 shown = cost[cost["variable"].isin(["beta", "tau", "sigma"])]
-figures.save(figures.cost(shown), args.out / "cost.png")
+figures.save(figures.posterior_differences(shown), args.out / "cost.png")
 
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy()
 posterior = tuple(w.reshape(data.clients, -1, 3)[:, 1:].transpose(2, 0, 1))
 years = [float(name) for name in data.names]
-figure = figures.courses(years, posterior, LABELS, "year", "points per step")
+figure = figures.parameters_by_covariate(years, posterior, LABELS, "year", "points per step")
 figures.save(figure, args.out / "courses.png")
 print(f"figures: {args.out / 'cost.png'}, {args.out / 'courses.png'}")

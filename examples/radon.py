@@ -58,7 +58,7 @@ exact = reference.hmc(model, data, draws, chains, shared="gamma sd sigma")
 cost = reference.compare_posteriors(federated, exact)
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 for name, parts in {"population": "gamma sd sigma", "counties": "intercept"}.items():
-    figure = figures.cost(cost[cost["variable"].isin(parts.split())])
+    figure = figures.posterior_differences(cost[cost["variable"].isin(parts.split())])
     figures.save(figure, args.out / f"cost_{name}.png")
 
 counties = cost[cost["variable"] == "intercept"]

@@ -48,7 +48,7 @@ exact = reference.hmc(model, data, draws, chains, shared="mu tau")
 cost = reference.compare_posteriors(federated, exact)
 shown = cost[cost["variable"] != "eta"]
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
-figures.save(figures.cost(shown), args.out / "cost.png")
+figures.save(figures.posterior_differences(shown), args.out / "cost.png")
 
 rats, rate = data.x[:, 0], cost[cost["variable"] == "rate"]
 own = data.y / rats

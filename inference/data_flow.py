@@ -31,7 +31,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.summaries import Summarized, picture
-from pyrofl.tensors import Tensors, cut, dense, matches, pick, size_in_bytes
+from pyrofl.tensors import Tensors, client_bytes, cut, dense_bytes, matches, pick
 
 ROUNDS = 2  # the second one is that of the figure; the first may differ
 PREFIX = "server/"  # of tensors that the server does not send by default
@@ -267,7 +267,7 @@ def _flow(
     down = recorder.down
     up = {n: (v[0].numel(), _bytes(method, n, state.message)) for n, v in state.message.items()}
     client_states = {n: v[:1] for n, v in state.get_client_states(state.trained[:1]).items()}
-    sizes_of_states = {n: (v[0].numel(), [size_in_bytes({n: v})]) for n, v in client_states.items()}
+    sizes_of_states = {n: (v[0].numel(), [client_bytes({n: v})]) for n, v in client_states.items()}
     server = {n: (v.numel(), [v.numel() * v.element_size()]) for n, v in state.server.items()}
     for name, text in describe(method).parts.items():
         shape = (
@@ -320,7 +320,7 @@ def _bytes(method: Method, name: str, tensors: Tensors) -> list[int]:
     for names, cost in of_kind(method.metadata.tensors, WireCost):
         if matches(name, names):
             return [int(v) for v in cost.count(name, tensors)]
-    return [int(v) for v in dense({name: tensors[name]})]
+    return [int(v) for v in dense_bytes({name: tensors[name]})]
 
 
 def _role(name: str) -> tuple[str, str]:

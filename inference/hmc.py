@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.inference.definition.rejection import POINT_ERRORS, rejecting
-from pyrofl.tensors import like, times
+from pyrofl.tensors import add_trailing_axes, times
 
 CHAINS, KEPT, THINNING = 256, 16, 4  # chains, kept draws of each, and iterations per draw
 SHORTEST, LONGEST = 0.2, 2.0  # trajectory, in quarters of the period of a normal distribution
@@ -192,7 +192,9 @@ def _iterated(
     change = change.nan_to_num(nan=-torch.inf)
     probability = change.clamp(max=0.0).exp()
     take = uniform < probability
-    accepted_values = (torch.where(like(take, a), a, b) for a, b in zip(new, now, strict=True))
+    accepted_values = (
+        torch.where(add_trailing_axes(take, a), a, b) for a, b in zip(new, now, strict=True)
+    )
     return _Point(*accepted_values), probability, change < -DIVERGENT
 
 

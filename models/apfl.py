@@ -43,7 +43,7 @@ from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, like, role
+from pyrofl.tensors import Tensors, add_trailing_axes, role
 
 SEARCH_GRID = {"lr": fedavg.LEARNING_RATES, "alpha": (0.25, 0.5, 0.75)}
 
@@ -79,7 +79,7 @@ def build(
     def mixed(received: Tensors, local: Tensors) -> Tensors:
         """Return the client's mixture alpha_j v_j + (1 - alpha_j) w_j of local and global model."""
         return local | {
-            n: torch.lerp(local[n], local[f"own/{n}"], like(local["alpha"], local[n]))
+            n: torch.lerp(local[n], local[f"own/{n}"], add_trailing_axes(local["alpha"], local[n]))
             for n in received
         }
 

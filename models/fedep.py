@@ -78,7 +78,7 @@ from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import HALVINGS, Covariance
 from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.shared.gaussians import PARAMETERS, draw_count
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -138,7 +138,7 @@ def build(
             suit natural gradients, or sampling is "activations", and moments, guide or network do
             not permit it.
     """
-    core = Laplace(net, likelihood, prior, guide)
+    core = LaplaceCore(net, likelihood, prior, guide)
     size = core.layout.size
     covariance: Covariance = "full" if core.normals.full else "diagonal"
     if moments == "natural" and lr > 1:
@@ -175,7 +175,7 @@ def build(
 class Tilted:
     """Tilted distribution of expectation propagation: a client's likelihood times its cavity."""
 
-    core: Laplace
+    core: LaplaceCore
     guide: Program
 
     def by_mode(
@@ -192,7 +192,7 @@ class Tilted:
             factor = self.core.factor(precision, flattened(role("w", local)))
             return self.with_root(*self.core.normals.moments(factor))
 
-        train = self.core.training(epochs, batch, lr, momentum, 1.0)
+        train = self.core.training_phases(epochs, batch, lr, momentum, 1.0)
         return Phase((self.begin,)), *train, Phase((settle,))
 
     def by_chain(
@@ -288,7 +288,7 @@ class Tilted:
         self, model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
         """Return the tilted distribution's negative log density divided by the row count, [C]."""
-        fit = with_guide(self.core.point, elbo(kl=0.0, mean=True))
+        fit = with_guide(self.core.point_guide, elbo(kl=0.0, mean=True))
         away = flattened(role("w", local)) - local["prior/mean"]
         pull = self.core.factor(received["precision"], away)["shift"]
         held: Tensor = 0.5 * (away * pull).sum(-1) / data.size
@@ -316,7 +316,7 @@ class Tilted:
         return {"mean": mean, "root": root, "moved": moved}
 
 
-def without_factors(method: Method, core: Laplace, damping: float | None) -> Method:
+def without_factors(method: Method, core: LaplaceCore, damping: float | None) -> Method:
     """Return the stateless variant of FedEP, in which all clients share one mean factor."""
 
     def init(source: torch.Generator, clients: int) -> Tensors:

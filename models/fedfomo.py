@@ -48,7 +48,7 @@ from pyrofl.models.shared import kept_models
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, like, pick, role, total, under
+from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, sum_per_client, under
 
 OpenShare = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
@@ -114,7 +114,9 @@ def build(
         chosen = among.expand(len(ids), -1)  # [C, J]
         if downloads is not None:
             neighbors = server[CHOSEN][ids.clamp(max=len(among) - 1)]
-            chosen = torch.where(like(ids < len(among), neighbors), neighbors, server[WELCOME])
+            chosen = torch.where(
+                add_trailing_axes(ids < len(among), neighbors), neighbors, server[WELCOME]
+            )
         good = kept_models.is_heard(server, chosen) & (chosen != ids[:, None])
         at = chosen.clamp(max=len(among) - 1)
         sent = under("other", {n: v[at] for n, v in held.items()})
@@ -218,7 +220,7 @@ def is_judge(data: Batch, share: float, least: int) -> Tensor:
 
 def gain(better: Tensor, here: Tensors, there: Tensors) -> Tensor:
     """Return the decrease in loss from one model to another, per unit distance, [C]; at least 0."""
-    away = total({n: (there[n] - v).square() for n, v in here.items()}).sqrt()
+    away = sum_per_client({n: (there[n] - v).square() for n, v in here.items()}).sqrt()
     return torch.where((better > 0) & (away > 0), better / away, 0)
 
 

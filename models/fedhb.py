@@ -72,7 +72,7 @@ from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, like, pick, role, under
+from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, under
 
 NO_MOMENTS = "its second moment is below its squared mean; expected moments of a distribution"
 
@@ -187,7 +187,8 @@ def build(
         wider = torch.where(received["counted"] > 0, wider, 1.0)
         width = role("log_scale", received)
         return local | q.start(
-            role("loc", received), {n: like(wider, v) * v.exp() for n, v in width.items()}
+            role("loc", received),
+            {n: add_trailing_axes(wider, v) * v.exp() for n, v in width.items()},
         )
 
     model = Supervised(net, likelihood, of_population)
@@ -289,7 +290,7 @@ class Mixture:
             mass = pooled["mass"] * server["server/clients"]
             loc = centers_of(mass, role("loc", pooled), self.sigma)
             by_shape = {
-                n: torch.where(like(mass > MIN_TOTAL_WEIGHT, v), v, server[f"loc/{n}"])
+                n: torch.where(add_trailing_axes(mass > MIN_TOTAL_WEIGHT, v), v, server[f"loc/{n}"])
                 for n, v in loc.items()
             }
             return server | under("loc", by_shape) | {"mass": mass}
@@ -346,7 +347,7 @@ def views_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
 def centers_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
     """Return MAP estimates of mixture centers [K, *p], given the components' masses and means."""
     share = mass / (sigma**2 + mass)
-    return {n: like(share, v) * v for n, v in mean.items()}
+    return {n: add_trailing_axes(share, v) * v for n, v in mean.items()}
 
 
 def posterior_of(

@@ -40,7 +40,7 @@ from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.ivon import Ivon, independent
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -90,7 +90,7 @@ def build(
     Raises:
         ValueError: if the prior is not normal, or the guide is another one.
     """
-    core = Laplace(net, likelihood, prior, independent(guide))
+    core = LaplaceCore(net, likelihood, prior, independent(guide))
     ivon, of_prior = Ivon(core, lr, beta1, beta2, temperature), core.factor_of_prior
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -98,7 +98,7 @@ def build(
         draw = net.init(generator)
         each = {n: torch.full_like(v, init_scale / net.fan_in(n) ** 0.5) for n, v in draw.items()}
         mean, sd = core.layout.joined(draw), core.layout.joined(each)
-        return core.stated(mean, sd / clients**0.5) | {
+        return core.guide_parameters(mean, sd / clients**0.5) | {
             "share": torch.tensor(1.0 / clients),
             "rows": torch.tensor(0.0),
         }
@@ -116,7 +116,7 @@ def build(
         """Store the client's normal."""
         precision = ivon.precision(local, data)
         sent = core.factor(precision, local["mean"]) | {"count": data.size}
-        return sent | core.stated(local["mean"], precision.rsqrt())
+        return sent | core.guide_parameters(local["mean"], precision.rsqrt())
 
     def product(server: Tensors, pooled: Tensors) -> Tensors:
         """Return the server's state with the product of the clients' normals."""

@@ -59,7 +59,7 @@ from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.scaffold import gradient
 from pyrofl.models.shared.client_factors import ClientFactors
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -123,7 +123,7 @@ def build(
             "expected covariance 'diagonal' or 'full', or newton=False"
         )
     family = guides.full_covariance if covariance == "full" else guides.mean_field
-    core = Laplace(net, likelihood, prior, family)
+    core = LaplaceCore(net, likelihood, prior, family)
     factors = ClientFactors(core, is_point)
     names = [f"w/{n}" for n in net.shapes]
 
@@ -148,23 +148,23 @@ def build(
         information = local.get("information", torch.zeros_like(precision))
         pull = core.factor(precision, w - mean)["shift"]
         if newton:
-            slope = gradient(core.model, core.point, elbo(kl=0.0), names, local, local, data)
+            slope = gradient(core.model, core.point_guide, elbo(kl=0.0), names, local, local, data)
             pull = -flattened(slope)
         new = core.factor(information, w)
         new["shift"] = new["shift"] + pull
         change = {n: damping * (new[n] - local[f"own/{n}"]) for n in factors.names}
         tilted = {n: v + new[n] for n, v in core.factor(precision, mean).items()}
-        q = {} if is_point else core.stated(*core.normals.moments(tilted))
+        q = {} if is_point else core.guide_parameters(*core.normals.moments(tilted))
         return q | factors.changed(local, change)
 
     kinds = factors.metadata.tensors
     sent = {n: v for n, v in kinds.items() if n != "shift precision"} | {"change/*": MODERATE}
-    train = core.training(epochs, batch, lr, momentum, 1.0, clip)
+    train = core.training_phases(epochs, batch, lr, momentum, 1.0, clip)
     return Method(
         name="fedlap",
         init=factors.init,
         model=core.model,
-        guide=core.point if is_point else core.q,
+        guide=core.point_guide if is_point else core.q,
         phases=(Phase((begin,)), *(train[:2] if is_point else train), Phase((settle,))),
         init_client=factors.init_client,
         upload=factors.upload,

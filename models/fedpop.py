@@ -66,7 +66,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, like, pick, role, under
+from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, under
 
 FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
 
@@ -136,7 +136,7 @@ def build(
             head = {}
             for n, shape in shapes.items():  # p(z_j | beta)
                 mean, sd = received[f"loc/{n}"], received[f"log_scale/{n}"].exp()
-                sd = sd.maximum(like(least, sd))
+                sd = sd.maximum(add_trailing_axes(least, sd))
                 head[n] = pyro.sample(n, as_event(families[n](mean, sd), len(shape)))
             with batch.rows():
                 outputs = net(role("base", local) | head, batch.x)
@@ -187,8 +187,10 @@ def build(
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the moments of the client's head draws, and their normal approximation."""
-        mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
-        square = {n: v / like(local["draws"], v) for n, v in role("squares", local).items()}
+        mean = {n: v / add_trailing_axes(local["draws"], v) for n, v in role("sum", local).items()}
+        square = {
+            n: v / add_trailing_axes(local["draws"], v) for n, v in role("squares", local).items()
+        }
         width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
         return under("mean", mean) | under("square", square) | q.start(mean, width)
 
@@ -281,7 +283,9 @@ def langevin(
             for n, v in role(name, local).items():
                 zero = torch.zeros_like(v).unsqueeze(1)  # [C, 1, *p]
                 fn = dist.Normal(zero, torch.ones_like(zero)).to_event(v.dim() - 1)
-                moved[n] = v + like(width, v) * pyro.sample(f"_noise/{n}", fn).squeeze(1)
+                moved[n] = v + add_trailing_axes(width, v) * pyro.sample(f"_noise/{n}", fn).squeeze(
+                    1
+                )
         return under(name, moved)
 
     return GradientStep(f"{name}/*", sgd(lr), loss), shake

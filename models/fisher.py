@@ -58,7 +58,7 @@ from pyrofl.models import guides
 from pyrofl.models.guides.correlated import parted, standard_noise
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -109,7 +109,7 @@ def build(
         ValueError: if the prior is not normal, the guide another one, a full covariance too big, or
             strata are not the last parameters.
     """
-    core = Laplace(net, likelihood, prior, guide)
+    core = LaplaceCore(net, likelihood, prior, guide)
     own = Strata(core, strata) if strata else None
 
     def times_prior(factor: Tensors) -> Tensors:
@@ -134,7 +134,9 @@ def build(
         own_tensors: Tensors = {}
         if own:
             factor, own_tensors = own.integrated(factor)
-        return factor | own_tensors | core.stated(*core.normals.moments(times_prior(factor)))
+        return (
+            factor | own_tensors | core.guide_parameters(*core.normals.moments(times_prior(factor)))
+        )
 
     def product(server: Tensors, pooled: Tensors) -> Tensors:
         """Return the server's posterior: the prior times the aggregated factors."""
@@ -142,7 +144,7 @@ def build(
 
     q: Program = own.guide if own else core.q
     first = (Phase((begin,)),) if local_prior else ()
-    phases = (*first, *core.training(epochs, batch, lr, momentum, float(local_prior)))
+    phases = (*first, *core.training_phases(epochs, batch, lr, momentum, float(local_prior)))
     return Method(
         name="fisher",
         init=core.init,
@@ -164,7 +166,7 @@ class Strata:
     a function of all parameters (s, c_j), where s are those that all clients share.
     """
 
-    def __init__(self, core: Laplace, patterns: str) -> None:
+    def __init__(self, core: LaplaceCore, patterns: str) -> None:
         """Validate that strata are the last parameters, and the guide has a full covariance."""
         shapes, strata_names = core.net.shapes, list(core.net.select_params(patterns))
         if not core.normals.full:
@@ -204,7 +206,7 @@ class Strata:
         precision[..., k:, :] = precision[..., :, k:] = 0.0
         q = self.core.factor(normals.packed(precision), flattened(role("w", received)))
         joint = {n: v + local[f"stratum/{n}"] for n, v in q.items()}
-        return self.core.stated(*normals.moments(joint))
+        return self.core.guide_parameters(*normals.moments(joint))
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Draw s by noise that all clients share, and c_j by the client's own."""

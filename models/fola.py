@@ -45,7 +45,7 @@ from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -91,7 +91,7 @@ def build(
     Raises:
         ValueError: if the prior is not normal, the guide another one, or a full covariance too big.
     """
-    core = Laplace(net, likelihood, prior, guide)
+    core = LaplaceCore(net, likelihood, prior, guide)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the server's posterior at a random draw, and mark that no round has run."""
@@ -114,7 +114,7 @@ def build(
         """Compute the client's posterior from the received prior and the Fisher information."""
         precision = local["prior/precision"] + local["information"]
         factor = core.factor(precision, flattened(role("w", local)))
-        return factor | core.stated(*core.normals.moments(factor))
+        return factor | core.guide_parameters(*core.normals.moments(factor))
 
     def changes(server: Tensors, message: Tensors) -> Tensors:
         """Return the client's likelihood factor: its posterior divided by the prior."""
@@ -133,7 +133,7 @@ def build(
     pooling = Aggregator({"*": by_size}, next_prior, aggregation)
     if multiply:
         pooling = replace(pooling, weights={"*": WeightedSum(uniform)}, transform=changes)
-    phases = core.training(epochs, batch, lr, momentum, strength, clip)
+    phases = core.training_phases(epochs, batch, lr, momentum, strength, clip)
     return Method(
         name="fola",
         init=init,

@@ -41,7 +41,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.client_factors import ClientFactors
 from pyrofl.models.shared.gaussians import PARAMETERS
 from pyrofl.models.shared.ivon import Ivon, independent
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
@@ -91,7 +91,7 @@ def build(
     Raises:
         ValueError: if the prior is not normal, or the guide is another one.
     """
-    core = Laplace(net, likelihood, prior, independent(guide))
+    core = LaplaceCore(net, likelihood, prior, independent(guide))
     factors = ClientFactors(core, init_scale=init_scale)
     ivon = Ivon(core, lr, beta1, beta2, temperature * rho)
 
@@ -107,8 +107,8 @@ def build(
         precision, q = ivon.precision(local, data), factors.received(received)
         own = core.factor(precision, local["mean"])
         change = {n: rho * damping * (v - q[n]) for n, v in own.items()}
-        stated = core.stated(local["mean"], precision.rsqrt())
-        return own | stated | factors.changed(local, change)
+        parameters = core.guide_parameters(local["mean"], precision.rsqrt())
+        return own | parameters | factors.changed(local, change)
 
     def with_sums(server: Tensors, message: Tensors) -> Tensors:
         """Return the values to average, and those to sum over the reporting clients."""

@@ -53,7 +53,7 @@ from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, dense, pick, role, under
+from pyrofl.tensors import Tensors, dense_bytes, pick, role, under
 
 FAMILIES: Mapping[str, guides.Family] = {
     "softmax": simplex.softmax,
@@ -222,7 +222,7 @@ def build(
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
         """Return a tensor's message size in bytes, counting only branches that are sent."""
-        value, total = tensors[name], dense({name: tensors[name]})
+        value, total = tensors[name], dense_bytes({name: tensors[name]})
         if "alpha" in tensors:
             # Numbers of branches with weight 0, [C].
             at_home = (tensors["alpha"][:, layer[name.removeprefix("branch/")]] == 0).sum(1).cpu()

@@ -58,7 +58,16 @@ from pyrofl.models import guides, likelihoods, priors
 from pyrofl.models.shared import head_widths
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, matches, pick, renamed, role, squared_distance, total, under
+from pyrofl.tensors import (
+    Tensors,
+    matches,
+    pick,
+    renamed,
+    role,
+    squared_distance,
+    sum_per_client,
+    under,
+)
 
 SEARCH_GRID = {"lr_head": (0.0003, 0.001, 0.003, 0.01), "lr_base": (0.0003, 0.001, 0.003, 0.01)}
 CEILING = 1e12  # with no variance at all the objective is unbounded at mu_j = w
@@ -199,7 +208,7 @@ def build(
         These are the trace of the covariance of q(w_j), and ||mu_j - w||^2, [C] each.
         """
         mean, spread = q.moments(received, local, data)
-        return total(spread), squared_distance(mean, role("loc", received))
+        return sum_per_client(spread), squared_distance(mean, role("loc", received))
 
     def update_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's confidence tau_j from its head's variance and deviation (eq. 8)."""

@@ -45,7 +45,7 @@ from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, like, role, under
+from pyrofl.tensors import Tensors, add_trailing_axes, role, under
 
 Option = Literal["I", "II"]
 KNOWN = "server/own"  # every c_j, where the server remembers them
@@ -115,7 +115,9 @@ def build(
         """Return by how much the gradient at the received parameters exceeds c_j (option I)."""
         slopes = gradient(base.model, base.guide, step.loss, names, received, local, data)
         moved = (local["steps"] > 0).to(data.size)
-        return {n: (v - local[f"own/{n}"]).mul_(like(moved, v)) for n, v in slopes.items()}
+        return {
+            n: (v - local[f"own/{n}"]).mul_(add_trailing_axes(moved, v)) for n, v in slopes.items()
+        }
 
     def along_the_way(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Return by how much the mean gradient of the local steps exceeds c_j (option II).
@@ -127,8 +129,8 @@ def build(
         change = {}
         for n in names:
             way = received[n] - local[n]
-            way.addcmul_(like(weight, way), received[f"control/{n}"], value=-1)
-            change[n] = way.mul_(like(share, way))
+            way.addcmul_(add_trailing_axes(weight, way), received[f"control/{n}"], value=-1)
+            change[n] = way.mul_(add_trailing_axes(share, way))
         return change
 
     exceeds = at_received if option == "I" else along_the_way

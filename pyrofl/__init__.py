@@ -50,7 +50,7 @@ register(
         "checks of units": "pyrofl.data.tables.array_checks:unit_warnings",
         "constants": "pyrofl.inference.definition.description:constants_hash",
         "clients of rows": "pyrofl.data.tables.owners:named_clients",
-        "engine ray": "pyrofl.inference.transport.start:create_ray_engine",
+        "engine ray": "pyrofl.inference.transport.start:ray_engine_starter",
         "executor": "pyrofl.inference.acceleration.grouped_training:run_phases_accelerated",
         "figure of rows": "pyrofl.figures:partition",
         "figure of run": "pyrofl.figures.runs:overview",

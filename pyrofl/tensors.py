@@ -28,7 +28,7 @@ def is_measured(value: Tensor) -> bool:
 
 
 @contextmanager
-def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
+def refuse_inplace_writes(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     """Raise ValueError if the `with` block modifies the given tensors in place."""
     before = [(n, v, v._version) for state in states for n, v in state.items()]
     yield
@@ -119,19 +119,19 @@ def as_run(index: Tensor) -> Tensor | slice:
     return slice(first, first + len(indices)) if is_run else index
 
 
-def like(value: Tensor, other: Tensor) -> Tensor:
+def add_trailing_axes(value: Tensor, other: Tensor) -> Tensor:
     """Add trailing axes to values [C], so that they broadcast with a tensor [C, *p]."""
     return value.reshape(-1, *(1 for _ in other.shape[1:]))
 
 
-def total(tensors: Mapping[str, Tensor]) -> Tensor:
+def sum_per_client(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return the sum over all entries of all tensors for every client: [C, *p] -> [C]."""
     return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)
 
 
 def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     """Return the squared distance ||one - other||^2 of two states per client: [C, *p] -> [C]."""
-    return total({n: (v - other[n]).square() for n, v in one.items()})
+    return sum_per_client({n: (v - other[n]).square() for n, v in one.items()})
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
@@ -165,22 +165,22 @@ def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
+def client_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Return the size in bytes of one client's message, for stacked tensors [C, ...]."""
     return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))
 
 
-def dense(tensors: Mapping[str, Tensor]) -> Tensor:
+def dense_bytes(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return each client's message size in bytes [C], for dense tensors [C, ...]."""
-    return torch.full((len(next(iter(tensors.values()))),), size_in_bytes(tensors))
+    return torch.full((len(next(iter(tensors.values()))),), client_bytes(tensors))
 
 
-def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
+def sparse_bytes(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return each client's message size in bytes [C], with zeros omitted where that is smaller.
 
     A bit mask of the non-zero entries is counted too.
     """
-    total = torch.zeros_like(dense(tensors))
+    total = torch.zeros_like(dense_bytes(tensors))
     for value in tensors.values():
         size = value.shape[1:].numel()
         num_nonzero = value.reshape(len(value), size).count_nonzero(1).cpu()
@@ -255,7 +255,7 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     return product
 
 
-def memory() -> int:
+def machine_memory() -> int:
     """Return the memory of this machine or container in bytes; 64 GiB if it is unknown."""
     limits = [2**36]
     with suppress(AttributeError, ValueError, OSError):

@@ -46,7 +46,7 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.models import fedhb, guides, priors
-from pyrofl.tensors import Tensors, generator, matches, role, size_in_bytes
+from pyrofl.tensors import Tensors, client_bytes, generator, matches, role
 
 MODULES = {
     m.name: import_module(f"pyrofl.models.{m.name}")
@@ -366,7 +366,7 @@ def test_the_message_holds_what_the_paper_sends(name):
         else not state.bytes_up.any()
     )
     assert int(state.bytes_up.max()) <= 8 * up
-    assert int(state.bytes_down.max()) <= size_in_bytes(received)
+    assert int(state.bytes_down.max()) <= client_bytes(received)
 
 
 @everywhere

@@ -30,7 +30,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
 from pyrofl.models import fedavg, guides, pfedvem
-from pyrofl.tensors import Tensors, like
+from pyrofl.tensors import Tensors, add_trailing_axes
 
 BAD = (1, 4)
 CLIENTS = torch.arange(6)
@@ -173,7 +173,9 @@ def test_robust_merges_bear_a_fifth_of_liars(aggregation, by):
     federation = toys.blobs((20,) * 10)
 
     def lie(message: Tensors, bad: Tensor) -> Tensors:
-        return {n: torch.where(like(bad, v), by * (1 + v), v) for n, v in message.items()}
+        return {
+            n: torch.where(add_trailing_axes(bad, v), by * (1 + v), v) for n, v in message.items()
+        }
 
     def loss(how: str, *liars: int) -> float:
         method = faults.corrupted(fedavg.build(toys.net(), aggregation=how, epochs=1), lie, *liars)

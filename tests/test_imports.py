@@ -147,8 +147,8 @@ ONE_DOT_AWAY = {
     "datasets": "load per_class",
     "effects": "conditional forest groups predict ratios",
     "federations": "split",
-    "figures": "clients cost coverage curves forest ranks reliability reliability_by_client save "
-    "shrinkage",
+    "figures": "clients coverage curves forest posterior_differences ranks reliability "
+    "reliability_by_client save shrinkage",
     "guides": "delta full_covariance mean_field",
     "likelihoods": "categorical normal",
     "loggers": "mlflow tensorboard",

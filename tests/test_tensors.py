@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrofl.tensors import (
+    client_bytes,
     cut,
-    dense,
+    dense_bytes,
     generator,
     join_up,
     matches,
     pick,
     role,
     seeded,
-    size_in_bytes,
-    sparse,
+    sparse_bytes,
     spread_out,
     under,
 )
@@ -129,9 +129,9 @@ def test_bytes_are_those_of_one_client():
         "b": torch.zeros(5, dtype=torch.float64),
         "n": torch.zeros(5, 2, dtype=torch.int8),
     }
-    assert size_in_bytes(state) == 6 * 4 + 8 + 2
-    assert size_in_bytes(spread_out({"a": torch.zeros(7)}, 3)) == 28
-    assert size_in_bytes({"none": torch.zeros(0, 3)}) == 0
+    assert client_bytes(state) == 6 * 4 + 8 + 2
+    assert client_bytes(spread_out({"a": torch.zeros(7)}, 3)) == 28
+    assert client_bytes({"none": torch.zeros(0, 3)}) == 0
 
 
 def test_generators_depend_on_the_key_alone():
@@ -172,10 +172,12 @@ def test_seeding_is_for_a_while():
 
 def test_the_wire_counts_every_entry_or_those_that_are_not_zero():
     state = {"a": torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 5.0]]), "b": torch.ones(2, 4).double()}
-    assert dense(state).tolist() == [12 + 32] * 2
+    assert dense_bytes(state).tolist() == [12 + 32] * 2
     # Two and one floats with a byte of bits for three entries; the full tensor goes as it is.
-    assert sparse(state).tolist() == [8 + 1 + 32, 4 + 1 + 32]
-    assert sparse({"a": torch.zeros(2, 9)}).tolist() == [2, 2]
+    assert sparse_bytes(state).tolist() == [8 + 1 + 32, 4 + 1 + 32]
+    assert sparse_bytes({"a": torch.zeros(2, 9)}).tolist() == [2, 2]
     assert (
-        dense({"a": torch.zeros(0, 3)}).tolist() == sparse({"a": torch.zeros(0, 3)}).tolist() == []
+        dense_bytes({"a": torch.zeros(0, 3)}).tolist()
+        == sparse_bytes({"a": torch.zeros(0, 3)}).tolist()
+        == []
     )

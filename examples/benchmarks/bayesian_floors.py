@@ -31,7 +31,7 @@ from pyrofl.data import Federation
 from pyrofl.models.pvi.natural_gradient import MAX_VARIANCE_RATIO, ROUNDING, SHORTER
 from pyrofl.models.pvi.partitioned import REACH
 from pyrofl.nets.stacked import products
-from pyrofl.tensors import generator, like
+from pyrofl.tensors import add_trailing_axes, generator
 
 Pair = tuple[Tensor, Tensor]  # mean and root of clients, [C, d] each
 
@@ -224,7 +224,10 @@ def fedpop(
             first, second = ([memory * v[cohort] for v in part] for part in (sums, squares))
             draws, size = memory * count[cohort], data.sizes[cohort].to(data.dtype)
             least = (lr_head / size).sqrt()  # wide enough for the chain's steps
-            population = weights[2:], [d.maximum(like(least, d[None])) for d in deviation]
+            population = (
+                weights[2:],
+                [d.maximum(add_trailing_axes(least, d[None])) for d in deviation],
+            )
             early = schedule(data, cohort, burn_in, batch)
             for t in range(len(early.rows)):
                 active = int((early.steps > t).sum())
@@ -243,8 +246,8 @@ def fedpop(
             count[cohort] = draws
             for i, v in enumerate(z):
                 heads[i][cohort], sums[i][cohort], squares[i][cohort] = v, first[i], second[i]
-                center[i] += (first[i] / like(draws, v)).sum(0) / data.clients
-                spread[i] += (second[i] / like(draws, v)).sum(0) / data.clients
+                center[i] += (first[i] / add_trailing_axes(draws, v)).sum(0) / data.clients
+                spread[i] += (second[i] / add_trailing_axes(draws, v)).sum(0) / data.clients
             for table, v in zip(bases, base, strict=True):
                 table += torch.tensordot(size / data.sizes[: data.clients].sum(), v, 1)
         deviation = [
@@ -273,7 +276,7 @@ def _shake(
             value + (((v - center) / width[:n]).square().flatten(1).sum(1) / (2 * size[:n])).sum()
         )
     for v, grad in zip(z, torch.autograd.grad(value, at), strict=True):
-        gain = like((2 * lr / size[:n]).sqrt(), grad)
+        gain = add_trailing_axes((2 * lr / size[:n]).sqrt(), grad)
         v[:n] += gain * torch.randn(grad.shape, generator=source) - lr * grad
 
 

@@ -27,7 +27,7 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Federation
 from pyrofl.nets.stacked import products
-from pyrofl.tensors import generator, like
+from pyrofl.tensors import add_trailing_axes, generator
 
 
 def fedavg(
@@ -109,5 +109,5 @@ def _head(x: Tensor, mu: Weights, pi: Weights, source: torch.Generator) -> Tenso
 
 def _from_center(mu: Weights, pi: Weights, center: Weights, tau: Tensor) -> Tensor:
     """Return the KL divergence of all heads from Normal(center, 1 / tau)."""
-    scales = [like(tau.rsqrt(), m) for m in mu]
+    scales = [add_trailing_axes(tau.rsqrt(), m) for m in mu]
     return divergence(mu, [softplus(p) for p in pi], center, scales).sum()

@@ -254,7 +254,7 @@ table[["mean", "sd", "difference", "ratio"]].round(2)
 # The Monte Carlo error is the standard deviation of a `difference` that is due to the finite number of draws only.
 
 # %%
-figures.cost(table, ("PVI", "HMC"))
+figures.posterior_differences(table, ("PVI", "HMC"))
 
 # %% [markdown]
 # All rows agree by these limits, 0.2 standard deviations and 15%: the schools obtain almost the exact posterior without pooling

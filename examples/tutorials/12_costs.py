@@ -157,7 +157,7 @@ table[["mean", "sd", "difference", "ratio"]].loc[table["variable"].isin(["mu", "
 )
 
 # %%
-figures.cost(table)
+figures.posterior_differences(table)
 
 # %% tags=["remove-cell"]
 if full:

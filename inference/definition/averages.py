@@ -16,7 +16,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from pyrofl.tensors import Tensors, cut, like, total
+from pyrofl.tensors import Tensors, add_trailing_axes, cut, sum_per_client
 
 Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
 """(message [C, *p], weight [C], server [*p]) -> one value [*p] for every name of the message."""
@@ -173,8 +173,10 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
 def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
     """Clip each client's change of the server state, and return the weighted mean of messages."""
     change = {n: v - server[n] for n, v in message.items()}
-    factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
-    near = {n: server[n] + like(factor, v) * v for n, v in change.items()}
+    factor = norm / sum_per_client({n: v.square() for n, v in change.items()}).sqrt()
+    near = {n: server[n] + add_trailing_axes(factor, v) * v for n, v in change.items()}
     # Messages within the norm stay bitwise unchanged.
-    clipped_message = {n: torch.where(like(factor < 1, v), near[n], v) for n, v in message.items()}
+    clipped_message = {
+        n: torch.where(add_trailing_axes(factor < 1, v), near[n], v) for n, v in message.items()
+    }
     return average(clipped_message, weight)

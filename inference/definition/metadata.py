@@ -19,7 +19,7 @@ from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.definition.budget import PrivacyAccountant
 from pyrofl.inference.definition.programs import Program
 from pyrofl.returned import as_numbers, as_tensors, calling
-from pyrofl.tensors import Tensors, pick, role, sparse
+from pyrofl.tensors import Tensors, pick, role, sparse_bytes
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ MODERATE = Rule(
 )
 SHARE_RULE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # up to rounding
 
-SPARSE = WireCost(lambda name, tensors: sparse({name: tensors[name]}))
+SPARSE = WireCost(lambda name, tensors: sparse_bytes({name: tensors[name]}))
 """Message size without zero entries."""
 
 SHARED = Mark("one for all clients")

@@ -31,7 +31,7 @@ from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.recipes import rebuild
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.summaries import Summarized
-from pyrofl.tensors import Tensors, dense, pick, spread_out
+from pyrofl.tensors import Tensors, dense_bytes, pick, spread_out
 
 ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
 """Function (received, local, batch), tensors [C, *p] -> new values of the names that change."""
@@ -347,10 +347,10 @@ class Method(Pickled, Summarized):
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
         """Return the size in bytes [C] of each client's tensors when they are sent as a message."""
-        total = dense(tensors)
+        total = dense_bytes(tensors)
         for names, cost in of_kind(self.metadata.tensors, WireCost):
             for name, value in pick(tensors, names).items():
-                total = total - dense({name: value}) + cost.count(name, tensors)
+                total = total - dense_bytes({name: value}) + cost.count(name, tensors)
         return total
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
-from pyrofl.tensors import like
+from pyrofl.tensors import add_trailing_axes
 
 Optim = Callable[[list[Tensor]], Optimizer]
 """Function that creates an elementwise optimizer of torch.optim for stacked clients."""
@@ -137,7 +137,7 @@ class Clipped:
         factor = (self.norm / (norm + 1e-6)).clamp(max=1)
         for p in moving:
             # Not in place: several parameters may share one gradient tensor.
-            p.grad = p.grad * like(factor, p)
+            p.grad = p.grad * add_trailing_axes(factor, p)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
         """Return a tensor's optimizer state before the first step; None if it is unknown."""

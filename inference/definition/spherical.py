@@ -12,7 +12,7 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
-from pyrofl.tensors import like
+from pyrofl.tensors import add_trailing_axes
 
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
@@ -102,7 +102,7 @@ class HalfSquares(torch.autograd.Function):
         values, centers = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         if torch.is_grad_enabled():  # second derivatives need the inputs
             pairs = zip(values, centers, strict=True)
-            up = [like(grads[0], v) * (v - c) for v, c in pairs]
+            up = [add_trailing_axes(grads[0], v) * (v - c) for v, c in pairs]
         else:
             parts = (grads[0] * ctx.differences).split(ctx.sizes, 1)  # [C, p] each
             up = [part.view(v.shape) for part, v in zip(parts, values, strict=True)]

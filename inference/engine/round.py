@@ -52,7 +52,7 @@ from pyrofl.inference.engine.state import (
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.training.phases import train
 from pyrofl.returned import ClientError, as_tensors, calling
-from pyrofl.tensors import cut, role, under, unwritten
+from pyrofl.tensors import cut, refuse_inplace_writes, role, under
 from pyrofl.turns import synchronized
 
 
@@ -138,7 +138,7 @@ def run_round(
                     torch.no_grad(),
                     pyro.validation_enabled(False),
                     calling("aggregate"),
-                    unwritten("aggregate", message),
+                    refuse_inplace_writes("aggregate", message),
                 ):
                     aggregated = as_tensors(
                         "what aggregate returns",

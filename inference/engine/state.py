@@ -16,7 +16,7 @@ from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.client_states import ClientStates
 from pyrofl.returned import as_tensors, calling
 from pyrofl.summaries import Summarized
-from pyrofl.tensors import Tensors, size_in_bytes, unwritten
+from pyrofl.tensors import Tensors, client_bytes, refuse_inplace_writes
 
 ROWS_BYTES = 200_000_000  # stacked rows of a vectorized batch of clients, including padding
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
@@ -116,7 +116,7 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
 
 def downloaded(method: Method, server: Tensors, cohort: Cohort) -> Tensors:
     """Return the tensors that the given clients download from the server."""
-    with calling("download"), unwritten("download", server):
+    with calling("download"), refuse_inplace_writes("download", server):
         return as_tensors("what download returns", method.download(server, cohort), len(cohort.ids))
 
 
@@ -175,7 +175,7 @@ def client_inputs(
 
 def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
     """Return the messages that trained clients send to the server."""
-    with calling("upload"), unwritten("upload", received, local):
+    with calling("upload"), refuse_inplace_writes("upload", received, local):
         try:
             return as_tensors("what upload returns", method.upload(received, local))
         except KeyError as error:
@@ -217,7 +217,7 @@ def chunks(
         yield from ids.split(int(chunk_size))
         return
     received, private = client_inputs(method, data, state, data.cohort(ids[:1]), seed)
-    most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))
+    most = max(1, chunk_bytes() // max(client_bytes(private | received), 1))
     row = data.x[0].numel() * data.x.element_size()
     while len(ids):  # all clients of a chunk are padded to its first, the longest
         fit = min(most, max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1)))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.metadata import MetadataByPattern, Moments, of_kind
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.tensors import Tensors, matches, size_in_bytes
+from pyrofl.tensors import Tensors, client_bytes, matches
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,7 +38,7 @@ def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> M
         return None
     far = _moved(metadata, _received(old.server), _received(new.server))
     if not any(far.values()):  # all learned tensors may be client states
-        size = size_in_bytes(new.get_client_states(new.trained[:1]))
+        size = client_bytes(new.get_client_states(new.trained[:1]))
         parts = [
             _moved(
                 metadata,

@@ -359,9 +359,9 @@ def _groups(
         sites = draw(method, data, state, axes.ids, spec)
         groups["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
     if client_draws is None and "posterior" in groups:
-        correction.warn_of_exact(groups["posterior"])
+        correction.warn_heavy_tails(groups["posterior"])
     if stats:
-        stats |= correction.of_estimates(groups["posterior"]) if "posterior" in groups else {}
+        stats |= correction.pareto_shapes(groups["posterior"]) if "posterior" in groups else {}
         groups["sample_stats"] = groups.get("sample_stats", {}) | stats
     if chosen & OF_PRIOR.keys():
         groups |= of_prior(axes, method, state, spec, chosen, lenient)

@@ -140,7 +140,7 @@ def corrected(
             part.group, part.guided = part.group._replace(client=other.client), relisted
 
     if method.shared:
-        near = near_list(method, state, spec, guided)
+        near = server_draw_list(method, state, spec, guided)
         log_w, weights = _together(parts, common, tried, Bar(progress), near, relist)
     else:
         log_w, weights = _separately(parts, common, tried, Bar(progress))
@@ -215,7 +215,7 @@ def _at_bound(parts: Sequence[GroupImportanceSampler], log_w: Sequence[Tensor]) 
     return ""
 
 
-def near_list(
+def server_draw_list(
     method: Method, state: RoundState, spec: EvaluationSpec, guided: GuidedSites
 ) -> ServerDraws | None:
     """Return the server's list of draws, if the guide selects one of these, and others are near."""
@@ -223,7 +223,7 @@ def near_list(
     return listed(state.server) if listed and guided.listed else None
 
 
-def with_shapes(weighed: WeightedDraws) -> Weights:
+def weights_with_shapes(weighed: WeightedDraws) -> Weights:
     """Return the diagnostics of weighted draws with the Pareto shapes of their estimates."""
     k = float(weighed.weights.k)
     return weighed.weights._replace(
@@ -355,7 +355,7 @@ class Correction:
             for n, v in stats.items()
         }
 
-    def warn_of_exact(self, posterior: Mapping[str, Variable]) -> None:
+    def warn_heavy_tails(self, posterior: Mapping[str, Variable]) -> None:
         """Warn if draws of the exact posterior have too heavy a tail for means and sds.
 
         Fewer than `TRIED` draws do not show it.
@@ -375,7 +375,7 @@ class Correction:
             warn_user(text)
             self.notes.append(text)
 
-    def of_estimates(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
+    def pareto_shapes(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
         """Return the Pareto shapes of the estimates of each variable of the posterior."""
         variables = {}
         for name, value in self.shapes.items():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pyrofl.arguments import check_name
 from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
-from pyrofl.inference.posteriors.summary import entries_of
+from pyrofl.inference.posteriors.summary import variable_labels
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +71,7 @@ def hypotheses(
         raise ValueError(f"prob is {prob}; expected a probability between 0 and 1")
     posterior = draws["posterior"]
     entries: dict[str, NDArray[Any]] = {}
-    for name, label in entries_of(posterior, names).items():
+    for name, label in variable_labels(posterior, names).items():
         value = posterior[name].transpose(*SAMPLES, ...)
         for entry, at in coordinates(value.isel(dict.fromkeys(SAMPLES, 0), drop=True)):
             entries[label + entry.removeprefix(name)] = value.values[(..., *at.values())]

@@ -31,10 +31,10 @@ from pyrofl.inference.posteriors.client_groups import (
 )
 from pyrofl.inference.posteriors.corrected import (
     Correction,
-    near_list,
     reason_against,
+    server_draw_list,
     tried_for,
-    with_shapes,
+    weights_with_shapes,
 )
 from pyrofl.inference.posteriors.draws import draws_specification, posterior
 from pyrofl.inference.posteriors.export import SAMPLES, Fact, inference_data
@@ -165,12 +165,12 @@ def _weighed(
         return TermsReply(terms, values)
 
     common = stream(spec.seed, Stream.TEST, run.state.number)
-    near = near_list(method, run.state, spec, initial_guide[0])
+    near = server_draw_list(method, run.state, spec, initial_guide[0])
     count = tried_for(method, draws)
     weighed = Weighing(initial_guide[0], longest.double(), exchange, common, count, near).together()
     if bool(untrusted(weighed.weights).any()):
         return None, weighed.weights
-    diagnostics = with_shapes(weighed)
+    diagnostics = weights_with_shapes(weighed)
     index = resampled(weighed.log_w, draws, common)
     values = {n: v[index] for n, v in weighed.values.items()}
     corrected = SharedDraws(

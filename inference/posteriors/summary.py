@@ -47,7 +47,7 @@ def summarize(
     if not 0 < prob < 1:
         raise ValueError(f"prob is {prob}; expected a probability between 0 and 1")
     posterior = idata["posterior"]
-    names = entries_of(posterior, names)
+    names = variable_labels(posterior, names)
     arviz, chains = import_arviz(), posterior.sizes["chain"]
     ends = (1 - prob) / 2, (1 + prob) / 2
     stats, rows, index = idata.get("sample_stats", {}), [], []
@@ -74,7 +74,7 @@ def summarize(
     return table
 
 
-def entries_of(posterior: Any, names: Mapping[str, str] | None) -> Mapping[str, str]:
+def variable_labels(posterior: Any, names: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return variable -> its name in the table, by default of all that the model states.
 
     Raises:

@@ -39,7 +39,15 @@ from pyrofl.inference.privacy.sums import (
     summed,
     without_rules,
 )
-from pyrofl.tensors import Tensors, generator, like, matches, pick, role, total
+from pyrofl.tensors import (
+    Tensors,
+    add_trailing_axes,
+    generator,
+    matches,
+    pick,
+    role,
+    sum_per_client,
+)
 from pyrofl.user_warnings import warn_user
 
 
@@ -188,7 +196,7 @@ def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
     """Scale down each client's values [C, ...] so that the norm of `measured` is at most `most`."""
     if not measured:
         return values
-    norm = total({n: v.double().square() for n, v in measured.items()}).sqrt()
+    norm = sum_per_client({n: v.double().square() for n, v in measured.items()}).sqrt()
     eps = max(torch.finfo(v.dtype).eps for v in measured.values())
     # Slightly smaller, as rounding might exceed the bound.
     factor = torch.where(norm > most, most / norm * (1 - 2 * eps), 1.0)
@@ -196,8 +204,8 @@ def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
 
 
 def _multiplied(value: Tensor, factor: Tensor, good: Tensor) -> Tensor:
-    moved = (value.double() * like(factor, value)).to(value.dtype)
-    return torch.where(like(good, value), moved, torch.zeros_like(value))
+    moved = (value.double() * add_trailing_axes(factor, value)).to(value.dtype)
+    return torch.where(add_trailing_axes(good, value), moved, torch.zeros_like(value))
 
 
 def secret_normals(shape: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from pyrofl.inference.engine.requests import Backend
 from pyrofl.inference.engine.start import StartEngine
 
 
-def create_ray_engine(workers: int | None, data: Federation) -> StartEngine:
+def ray_engine_starter(workers: int | None, data: Federation) -> StartEngine:
     """Validate the number of workers, and return a function that starts them."""
     from pyrofl.inference.transport import ray
 

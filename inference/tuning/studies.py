@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pyrofl.choices import Metric
 from pyrofl.data import Federation
 from pyrofl.files.checkpoint_file import refuse_differences
-from pyrofl.files.own_files import open_own
+from pyrofl.files.own_files import open_without_links
 from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fit import fit
@@ -112,7 +112,7 @@ def opened(
 
 def remove_incomplete_line(path: Path) -> None:
     """Create a journal, or remove the end that a killed process did not write completely."""
-    with os.fdopen(open_own(path, os.O_RDWR), "r+b") as file:
+    with os.fdopen(open_without_links(path, os.O_RDWR), "r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.optim import Adam
 from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
 from pyrofl.inference.training.phases import train
 from pyrofl.inference.validation.variants import Wider, even, filled, narrowed
-from pyrofl.tensors import Tensors, cut, under, unwritten
+from pyrofl.tensors import Tensors, cut, refuse_inplace_writes, under
 
 COPIED = 2**26  # largest state in bytes that is compared before and after
 
@@ -154,7 +154,7 @@ def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     tensors = [(n, v.detach()) for state in states for n, v in state.items()]
     small = sum(v.numel() * v.element_size() for _, v in tensors) <= COPIED
     copies = [v.clone() for _, v in tensors] if small else []
-    with unwritten(function, *states):
+    with refuse_inplace_writes(function, *states):
         yield
     for (name, value), copy in zip(tensors, copies, strict=False):
         if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):

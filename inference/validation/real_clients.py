@@ -32,7 +32,7 @@ from pyrofl.inference.validation.program_checker import ProgramChecker
 from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.inference.validation.variants import filled
 from pyrofl.returned import as_tensors, calling
-from pyrofl.tensors import Tensors, unwritten
+from pyrofl.tensors import Tensors, refuse_inplace_writes
 
 NUMBERS = 2**15  # of the features of a client's rows
 ROW_BOUNDS = 4, 64  # least and largest bound of a client's rows
@@ -152,7 +152,7 @@ def refuse_memory(trial: TestRound, trial_round: TrialRound) -> Tensors | None:
             torch.no_grad(),
             undrawn("aggregate", few.device),
             calling("aggregate"),
-            unwritten("aggregate", message),
+            refuse_inplace_writes("aggregate", message),
         ):
             new = aggregate(copy, message, cohort, stream(0, Stream.MERGE))
         return as_tensors("what aggregate returns", new)

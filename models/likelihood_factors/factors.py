@@ -41,7 +41,7 @@ from pyrofl.inference.posteriors.proposals import evenly
 from pyrofl.models.likelihood_factors.predictors import Derivatives, Predictors
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 from pyrofl.models.shared.gaussians import balanced
-from pyrofl.tensors import Tensors, generator, like, times
+from pyrofl.tensors import Tensors, add_trailing_axes, generator, times
 
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
 LATTICE = 32, 128  # of more effects, in all
@@ -222,7 +222,10 @@ class Factor(NamedTuple):
             at, height = torch.where(good[:, None], new, at), torch.where(good, level, height)
             off = torch.where(good[:, None], far, off)
             best = Expansion(
-                *(torch.where(like(good, a), a, b) for a, b in zip(there, best, strict=True))
+                *(
+                    torch.where(add_trailing_axes(good, a), a, b)
+                    for a, b in zip(there, best, strict=True)
+                )
             )
             share = torch.where(good, 1.0, share / 4)
         return at, best

@@ -130,7 +130,7 @@ def _warn_of_constant(data: Federation) -> None:
         )
 
 
-def refuse_rows(structure: Structure, batch: Batch) -> None:
+def refuse_contradicting_rows(structure: Structure, batch: Batch) -> None:
     """Raise OtherStructure if rows of clients contradict the structure of their program.
 
     It was found from the rows of the first clients, or from simulated ones, so each client checks

@@ -29,7 +29,7 @@ from pyrofl.models.likelihood_factors.factors import (
     log_product,
     normal_equations,
 )
-from pyrofl.models.likelihood_factors.finding import refuse_rows
+from pyrofl.models.likelihood_factors.finding import refuse_contradicting_rows
 from pyrofl.models.likelihood_factors.leaving import (
     MIN_RELATIVE_VARIANCE,
     inverse,
@@ -48,7 +48,7 @@ from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
 from pyrofl.models.shared.matrices import precise
-from pyrofl.tensors import Tensors, like, spread_out, under
+from pyrofl.tensors import Tensors, add_trailing_axes, spread_out, under
 
 CELLS = 4_000_000  # numbers in a tensor
 MIN_EFFECTIVE_SHARE = 0.1  # effective part of the old draws, from which changes can be seen
@@ -372,7 +372,7 @@ class LikelihoodFactors:
         tables = {n: precise(server[f"server/{n}"]) for n in self.parts}
         ids, clients = cohort.ids.cpu(), len(tables["shift"])
         at, is_reported = ids.clamp(max=clients - 1), (ids < clients).double()
-        return {n: v[at] * like(is_reported, v) for n, v in tables.items()}
+        return {n: v[at] * add_trailing_axes(is_reported, v) for n, v in tables.items()}
 
     def _pieces(self, u: Tensor, factors: Tensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield some draws [S, d] after the other, as the arguments of `integrate`."""
@@ -416,7 +416,7 @@ class LikelihoodFactors:
             OtherStructure: if the client's rows show another structure of the program.
         """
         rows = on_cpu(batch)
-        refuse_rows(self.structure, rows)
+        refuse_contradicting_rows(self.structure, rows)
         if self.structure.linear is not None:
             factor_tensors = statistics(self.structure, rows) | {"mean": received["mean"]}
         else:

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.training.phases import train
-from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
+from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, spread_out, sum_per_client, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
 
@@ -87,7 +87,9 @@ def hypernetwork(
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
             here = read(leaves, cohort.ids)
-            gaps = total({n: (v.detach() - client_tensors[n]) * v for n, v in here.items()})
+            gaps = sum_per_client(
+                {n: (v.detach() - client_tensors[n]) * v for n, v in here.items()}
+            )
             value = (cohort.size / cohort.size.sum() * gaps).sum()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
@@ -142,7 +144,7 @@ def rows(first: Tensors, most: float | None = None) -> DropoutSource:
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:
     """Return a table's rows of the given client ids, or the mean row for ids beyond the table."""
     own = table[ids.clamp(max=len(table) - 1)]
-    return torch.where(like(ids < len(table), table), own, table.mean(0))  # [C, ...]
+    return torch.where(add_trailing_axes(ids < len(table), table), own, table.mean(0))  # [C, ...]
 
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:

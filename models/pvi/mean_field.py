@@ -27,7 +27,7 @@ from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, r
 from pyrofl.models.shared.gaussians import Normals, draw_count
 from pyrofl.models.shared.sites import Layout
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, like, pick
+from pyrofl.tensors import Tensors, add_trailing_axes, pick
 
 # Factors of networks are far from normal: with larger steps the accuracy on digits collapses after
 # some ten rounds, with 1 to 1.5 times 1 / clients it is steady.
@@ -87,7 +87,7 @@ class MeanField(Partitioned):
         if left is None or left <= 0:
             return super().aggregate(server, message, cohort, generator)
         means, weight = message["shift"] / message["precision"], cohort.size / cohort.size.sum()
-        mean = (like(weight, means).to(means) * means).sum(0)  # [d]
+        mean = (add_trailing_axes(weight, means).to(means) * means).sum(0)  # [d]
         q = {"shift": mean * server["precision"], "precision": server["precision"]}
         each = {f"server/{n}": server[f"server/{n}"] for n in q}
         each = {f"server/{n}": (q[n] - self.prior[n]) / len(each[f"server/{n}"]) for n in q}

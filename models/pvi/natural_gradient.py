@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.arguments import PositiveShare, checked
 from pyrofl.inference.definition.optim import Optim, WithoutCompiler
 from pyrofl.models.shared.gaussians import inverse
-from pyrofl.tensors import Tensors, like, times
+from pyrofl.tensors import Tensors, add_trailing_axes, times
 
 MAX_VARIANCE_RATIO = 10.0  # by what a variance changes at most in a step
 BEND = 0.1  # longest step of a power
@@ -117,8 +117,8 @@ def given_others(
     mean, slope = (lr[..., None] * (root @ (root.mT @ both))).tensor_split([1], -1)  # [C, m, 1 + d]
     far = (mean[..., 0] / reach.to(mean)).abs().amax(-1).clamp(min=1)  # [C]
     moved = {
-        "mean": client_guide["mean"] - mean[..., 0] / like(far, mean[..., 0]),
-        "slope": client_guide["slope"] - slope / like(far, slope),
+        "mean": client_guide["mean"] - mean[..., 0] / add_trailing_axes(far, mean[..., 0]),
+        "slope": client_guide["slope"] - slope / add_trailing_axes(far, slope),
         "root": _turned(root, grad["root"], lr, None),
     }
     if scales is not None:

@@ -42,7 +42,7 @@ from pyrofl.models.shared.gaussians import Normals, balanced, inverse, stacked
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS_PLATE
-from pyrofl.tensors import Tensors, like, pick, role, times, under
+from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, times, under
 
 NOISE = ("_shared", "_own")  # auxiliary sites of the guide
 REACH = 2.0  # longest step of a mean, in standard deviations of the prior
@@ -318,9 +318,13 @@ class Partitioned(FactorServer):
         """Interpolate the client's posterior at a fraction [C] of an optimization step."""
         way = Normals(start["mean"].shape[-1], self.full).between(start, end, share)
         if self.scales is not None:
-            way["power"] = torch.lerp(start["power"], end["power"], like(share, end["power"]))
-        part = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
-        return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in part.items()}
+            way["power"] = torch.lerp(
+                start["power"], end["power"], add_trailing_axes(share, end["power"])
+            )
+        part = {
+            n: torch.where(add_trailing_axes(share > 0, v), v, start[n]) for n, v in way.items()
+        }
+        return {n: torch.where(add_trailing_axes(share < 1, v), v, end[n]) for n, v in part.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send natural parameters of the client's normal approximation of shared variables."""
@@ -344,7 +348,9 @@ class Partitioned(FactorServer):
         both = {"mean": torch.cat([mean, own_mean], -1), "root": joint}
         counted = received.get("counted", torch.ones_like(local["moved"]))
         old = counted | ~local["moved"]
-        return local | {n: torch.where(like(old, v), v, local[n]) for n, v in both.items()}
+        return local | {
+            n: torch.where(add_trailing_axes(old, v), v, local[n]) for n, v in both.items()
+        }
 
     @property
     def lr(self) -> float:

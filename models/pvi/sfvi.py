@@ -48,7 +48,7 @@ from pyrofl.models.shared.gaussians import balanced
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS_PLATE
-from pyrofl.tensors import Tensors, generator, like, pick, role, times, under
+from pyrofl.tensors import Tensors, add_trailing_axes, generator, pick, role, times, under
 
 BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
 LEARNED = f"center root loc/* {BEND}/*"  # by the server
@@ -327,6 +327,6 @@ def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:
 
 def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:
     """Interpolate tensors between `start` and `end` at a fraction [C] for each client."""
-    way = {n: torch.lerp(v, end[n], like(share, v)) for n, v in start.items()}
-    way = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
-    return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in way.items()}
+    way = {n: torch.lerp(v, end[n], add_trailing_axes(share, v)) for n, v in start.items()}
+    way = {n: torch.where(add_trailing_axes(share > 0, v), v, start[n]) for n, v in way.items()}
+    return {n: torch.where(add_trailing_axes(share < 1, v), v, end[n]) for n, v in way.items()}

@@ -14,7 +14,7 @@ from torch import Generator
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.models.shared.gaussians import PARAMETERS
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.tensors import Tensors, pick, role, under
 
@@ -23,7 +23,7 @@ from pyrofl.tensors import Tensors, pick, role, under
 class ClientFactors:
     """Factors t_j(w) = exp(s_j'w - w'P_j w / 2) that clients keep; of a point estimate, P_j = 0."""
 
-    core: Laplace
+    core: LaplaceCore
     is_point: bool = False
     init_scale: float | None = None  # sd of q at the start times sqrt(fan_in); None: the prior's
 
@@ -88,7 +88,7 @@ class ClientFactors:
         """Metadata of the method's tensors."""
         unknown = ("precision", "w/* spread/*") if self.is_point else ("precision",)
         tensor_metadata = {n: v for n, v in self.core.metadata.tensors.items() if n not in unknown}
-        guide = self.core.point if self.is_point else self.core.q
+        guide = self.core.point_guide if self.is_point else self.core.q
         return Metadata(
             tensor_metadata, reset_clients=refused, reads={"model": self.core.model, "guide": guide}
         )

@@ -29,7 +29,7 @@ from pyrofl.inference.definition.optim import sgd
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.guides import Family, mean_field
 from pyrofl.models.guides.correlated import parted, standard_noise
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.tensors import Tensors, under
 
 
@@ -50,7 +50,7 @@ class Ivon:
     "curvature" [C, d] hold m and h.
     """
 
-    core: Laplace
+    core: LaplaceCore
     lr: float
     beta1: float
     beta2: float
@@ -96,8 +96,8 @@ class Ivon:
     ) -> Tensor:
         """Return the mean loss per row [C] at the drawn weights."""
         w = parted(local["mean"] + local["noise"] + local["slope"], self.core.net.shapes)
-        fit = with_guide(self.core.point, elbo(kl=0.0, mean=True))
-        return fit(model, self.core.point, received, local | under("w", w), data)
+        fit = with_guide(self.core.point_guide, elbo(kl=0.0, mean=True))
+        return fit(model, self.core.point_guide, received, local | under("w", w), data)
 
     def move(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Update the curvature, the average gradient and the mean."""

@@ -51,7 +51,7 @@ MAX_PRECISION = 1e12
 
 
 @dataclass(frozen=True)
-class Laplace:
+class LaplaceCore:
     """Laplace approximation of a network's posterior with a normal prior.
 
     Clients train "w/NAME" from the mean of q; "information" becomes their F_j.
@@ -84,15 +84,15 @@ class Laplace:
     def init(self, generator: Generator, clients: int) -> Tensors:
         """Initialize the posterior with the network's random draw as mean and the prior's sd."""
         sd = self.layout.each("sd")
-        return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
+        return self.guide_parameters(self.layout.joined(self.net.init(generator)).to(sd), sd)
 
     def posterior(self, factor: Tensors) -> Tensors:
         """Convert a normal factor to guide parameters; AggregationError if it is improper."""
         if not bool(self.normals.proper(factor["precision"])):
             raise AggregationError("the product of the factors is no distribution")
-        return self.stated(*self.normals.moments(factor))
+        return self.guide_parameters(*self.normals.moments(factor))
 
-    def stated(self, mean: Tensor, root: Tensor) -> Tensors:
+    def guide_parameters(self, mean: Tensor, root: Tensor) -> Tensors:
         """Return the guide parameters of a normal, given its mean and its covariance root or sd.
 
         The mean is [..., d].
@@ -113,7 +113,7 @@ class Laplace:
 
     # A client
 
-    def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+    def reset_information(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Reset the Fisher information to zero, and store the mean weight of the rows."""
         center = flattened(role("w", local))
         d = self.layout.size
@@ -123,7 +123,7 @@ class Laplace:
             "each": weight_of_each(data),
         }
 
-    def training(
+    def training_phases(
         self,
         epochs: int,
         batch: int | None,
@@ -145,7 +145,9 @@ class Laplace:
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add a minibatch's Fisher information to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", local), data)
-            return {"information": local["information"] + self.packed(rows, local["each"])}
+            return {
+                "information": local["information"] + self.batch_information(rows, local["each"])
+            }
 
         def tie(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Compute the matrix (I + c P)^-1 of the proximal steps."""
@@ -164,13 +166,13 @@ class Laplace:
             return under("w", parted(near, self.net.shapes))
 
         step = GradientStep(
-            "w/*", sgd(lr, momentum, clip), with_guide(self.point, elbo(kl=0.0, mean=True))
+            "w/*", sgd(lr, momentum, clip), with_guide(self.point_guide, elbo(kl=0.0, mean=True))
         )
         climb = Phase((step, pull) if strength else (step,), epochs, batch)
         first = (Phase((tie,)),) if strength else ()
-        return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
+        return *first, climb, Phase((self.reset_information,)), Phase((inform,), 1, batch)
 
-    def packed(self, rows: Iterator[Tensors], each: Tensor) -> Tensor:
+    def batch_information(self, rows: Iterator[Tensors], each: Tensor) -> Tensor:
         """Return the weighted Fisher information of a batch, as a packed precision matrix.
 
         It is computed from `slopes`, and the weight is `each`.
@@ -213,7 +215,7 @@ class Laplace:
         return Supervised(self.net, self.likelihood, self.prior)
 
     @cached_property
-    def point(self) -> Guide:
+    def point_guide(self) -> Guide:
         """Point-estimate guide that is used while a client trains."""
         return delta(self.net.shapes, loc="w")
 
@@ -243,11 +245,11 @@ class Laplace:
             f"{self.layout.names}{' _spread' if full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
             "shift precision": MODERATE,
-            "precision": JointRule(NEGATIVE, self.is_semidefinite) if full else NOT_NEGATIVE,
+            "precision": JointRule(NEGATIVE, self.sum_is_semidefinite) if full else NOT_NEGATIVE,
         }
         return Metadata(tensor_metadata, reads={"model": self.model, "guide": self.q})
 
-    def is_semidefinite(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
+    def sum_is_semidefinite(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
         """Return whether a full precision and that of the prior have a semidefinite sum, [C]."""
         prior, sent = self.factor_of_prior["precision"], message["precision"].double()
         return semidefinite(self.normals.matrix(sent + prior.double().to(sent.device)))

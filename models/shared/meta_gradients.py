@@ -13,7 +13,7 @@ from pyrofl.arguments import NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import OfGradients
 from pyrofl.inference.definition.programs import Loss, Program
-from pyrofl.tensors import Tensors, like, pick, total
+from pyrofl.tensors import Tensors, add_trailing_axes, pick, sum_per_client
 
 Order = Literal["exact", "first", "hessian_free"]
 
@@ -45,9 +45,9 @@ def make_descent(
             local, moving = _requiring_grad(local, names)
             slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
             if clip is not None:
-                norm = (total({n: v.square() for n, v in slopes.items()}) + 1e-12).sqrt()
+                norm = (sum_per_client({n: v.square() for n, v in slopes.items()}) + 1e-12).sqrt()
                 shrink = (clip / norm).clamp(max=1)
-                slopes = {n: v * like(shrink, v) for n, v in slopes.items()}
+                slopes = {n: v * add_trailing_axes(shrink, v) for n, v in slopes.items()}
             local = local | {n: v - lr * slopes[n] for n, v in moving.items()}
         return local
 
@@ -122,8 +122,10 @@ class Maml(OfGradients):
         free = {n: v for n, v in local.items() if v.requires_grad}
         g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
         slopes = _gradient(loss(model, guide, received, local, *last).sum(), moving)
-        curved = _gradient(total({n: slopes[n] * g[n] for n in moving}).sum(), free)
-        line = total({n: v * (g[n] - self.lr * curved[n].detach()) for n, v in free.items()})
+        curved = _gradient(sum_per_client({n: slopes[n] * g[n] for n in moving}).sum(), free)
+        line = sum_per_client(
+            {n: v * (g[n] - self.lr * curved[n].detach()) for n, v in free.items()}
+        )
         return value.detach() + (line - line.detach())
 
 

@@ -32,9 +32,9 @@ from pyrofl.nets import Network
 from pyrofl.returned import explained
 from pyrofl.tensors import (
     Tensors,
+    add_trailing_axes,
     default_type,
     generator,
-    like,
     matches,
     suggest_name,
     unmatched_patterns,
@@ -73,7 +73,7 @@ class _Improper(Messenger):
             transform = _bijection(fn)
             start = torch.zeros(transform.inverse_shape(fn.batch_shape + fn.event_shape))
             away = self.step * torch.arange(len(start))
-            msg["value"], msg["done"] = transform(start + like(away, start)), True
+            msg["value"], msg["done"] = transform(start + add_trailing_axes(away, start)), True
 
 
 class Scaled(Messenger):

@@ -34,7 +34,7 @@ class ClientRows(NamedTuple):
     target: str
 
 
-def table_of(
+def federation_fields(
     sites: Mapping[str, Sequence[Any]],
     classes: Sequence[str] | int | None,
     features: Sequence[str] | None,

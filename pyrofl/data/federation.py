@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pyrofl.data.arrays import table_of
+from pyrofl.data.arrays import federation_fields
 from pyrofl.data.batch import Batch, RowScale
 from pyrofl.data.roster import Cohort, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
@@ -183,7 +183,7 @@ class Federation(FederationFields, Summarized):
             >>> data.names, data.sizes.tolist()
             (('Bern', 'Basel'), [3, 2])
         """
-        federation = cls(**table_of(sites, classes, features, held_out))
+        federation = cls(**federation_fields(sites, classes, features, held_out))
         look = find_extension("checks of arrays") if federation.source else None
         for text in look(federation) if look else ():
             warn_user(text)

@@ -107,14 +107,14 @@ def classes_of(table: DataFrame) -> list[str]:
     return [c[2:-1] for c in table.columns[len(COLUMNS) :] if c.startswith("p(") and c[-1] == ")"]
 
 
-def probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
+def class_probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return class probabilities [N, K] and true class indices [N] from a table of predictions."""
     names = classes_of(table)
     y = table["y"].map({name: k for k, name in enumerate(names)}).to_numpy(dtype=int)
     return table[[f"p({name})" for name in names]].to_numpy(dtype=float), y
 
 
-def chosen(table: DataFrame, by: RowScore | None) -> RowScore:
+def comparison_score(table: DataFrame, by: RowScore | None) -> RowScore:
     """Return the score for comparing models; raise ValueError if the predictions do not have it."""
     classes = classes_of(table)
     fits: tuple[RowScore, ...] = (
@@ -134,7 +134,7 @@ def has_crps(table: DataFrame) -> bool:
     return "crps" in table and bool(table["crps"].notna().all())
 
 
-def scored(table: DataFrame, by: RowScore) -> DataFrame:
+def with_scores(table: DataFrame, by: RowScore) -> DataFrame:
     """Add a column with each row's score to a table of predictions; larger scores are better."""
     if by == "log_score":
         score = table["log_score"]
@@ -143,7 +143,7 @@ def scored(table: DataFrame, by: RowScore) -> DataFrame:
     elif by == "error":
         score = -(table["prediction"] - table["y"].astype(float)).abs()
     else:
-        probs, y = probabilities(table)
+        probs, y = class_probabilities(table)
         score = (probs.argmax(1) == y).astype(float)
     return table.assign(score=score)
 

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["conditional", "cost", "courses", "forest", "lines", "pooling", "shrinkage"]
+__all__ = [
+    "conditional",
+    "forest",
+    "lines",
+    "parameters_by_covariate",
+    "pooling",
+    "posterior_differences",
+    "shrinkage",
+]
 
 MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
@@ -27,7 +35,9 @@ GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
 GRAY_NOTE = "gray: differences below 0.2 sds, ratios within 15%"
 
 
-def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> Figure:
+def posterior_differences(
+    table: Any, names: tuple[str, str] = ("federated", "pooled rows")
+) -> Figure:
     """Plot how a federated posterior differs from a reference: differences of means, ratios of SDs.
 
     Args:
@@ -263,7 +273,7 @@ def pooling(
     return with_legend(figure, grid, note=note, title=about)
 
 
-def courses(
+def parameters_by_covariate(
     at: Sequence[float], posterior: Summary, labels: Sequence[str], across: str, up: str
 ) -> Figure:
     """Plot clients' parameters against a covariate such as years, one panel for each parameter.

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pyrofl.files.own_files import open_own
+from pyrofl.files.own_files import open_without_links
 
 LOCK_FILE = ".lock"
 MAX_LOCK_BYTES = 4096  # bytes of a lock that are read
@@ -54,7 +54,7 @@ def _open_and_lock(path: Path) -> int:
     """Open and lock a folder's lock file; return its handle; raise ValueError if it is in use."""
     while True:
         try:
-            handle = open_own(path, os.O_RDWR)
+            handle = open_without_links(path, os.O_RDWR)
         except OSError as error:
             raise ValueError(f"{path} cannot be made: {error.strerror}") from error
         try:

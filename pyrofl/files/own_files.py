@@ -16,7 +16,7 @@ PUBLIC = 0o644
 SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for ever
 
 
-def open_own(path: Path, flags: int, mode: int = PUBLIC) -> int:
+def open_without_links(path: Path, flags: int, mode: int = PUBLIC) -> int:
     """Open or create a run's file for writing, and return its handle.
 
     Raises:
@@ -55,7 +55,9 @@ def subfolder(path: Path) -> Path:
 
 def append(path: Path, text: str, mode: int = PUBLIC) -> None:
     """Append text to a log, without following links."""
-    with os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND, mode), "a", encoding="utf-8") as file:
+    with os.fdopen(
+        open_without_links(path, os.O_WRONLY | os.O_APPEND, mode), "a", encoding="utf-8"
+    ) as file:
         file.write(text)
 
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import open_own, refuse_link
+from pyrofl.files.own_files import open_without_links, refuse_link
 from pyrofl.files.run_folder import replacing
 
 PROCESS_MARK = "PYROFL_FLOWER"  # in the environment of all that we have started
@@ -58,7 +58,9 @@ class ProcessGroup:
 
     def start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program of Flower in the background, with its output in HOME/name.log."""
-        with os.fdopen(open_own(self.home / f"{name}.log", os.O_WRONLY | os.O_APPEND), "ab") as log:
+        with os.fdopen(
+            open_without_links(self.home / f"{name}.log", os.O_WRONLY | os.O_APPEND), "ab"
+        ) as log:
             self.running[name] = subprocess.Popen(
                 [program(words[0]), *words[1:]],
                 stdin=subprocess.DEVNULL,

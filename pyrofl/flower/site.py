@@ -17,7 +17,7 @@ from pyrofl.arguments import check_name
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import checkpoint_file
-from pyrofl.files.own_files import PRIVATE, open_own, subfolder
+from pyrofl.files.own_files import PRIVATE, open_without_links, subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
@@ -245,7 +245,7 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
     state = Path(site["state"])
     state.mkdir(parents=True, exist_ok=True)
     log = logging.getLogger("pyrofl.flower.site")
-    opened = open_own(
+    opened = open_without_links(
         state / LOG_FILE, os.O_WRONLY | os.O_APPEND, PRIVATE
     )  # errors show values of rows
     file = os.fdopen(opened, "a", encoding="utf-8", errors="backslashreplace")

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from pyrofl.arguments import check_name
 from pyrofl.choices import DEPTHS, NETWORKS
-from pyrofl.tensors import memory
+from pyrofl.tensors import machine_memory
 from pyrofl.turns import synchronized
 
 Shape = tuple[int, ...]
@@ -265,7 +265,10 @@ def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) 
         mlp = dense((prod(shape), *widths), outputs) if name == "mlp" else {}
         chain = Chain(mlp) if mlp else cnn_for(name, convnet(name, *widths), shape, outputs)
         numbers = sum(value.numel() for value in chain.parameters())
-    needed, room = 2 * 4 * numbers, memory()  # bytes; a network keeps its own copy of a module
+    needed, room = (
+        2 * 4 * numbers,
+        machine_memory(),
+    )  # bytes; a network keeps its own copy of a module
     if needed > room:
         raise MemoryError(
             f"network {spec!r} has {numbers:.3g} weights, which need {needed / 2**30:.3g} GiB of "

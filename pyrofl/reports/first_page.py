@@ -10,7 +10,13 @@ import torch
 
 from pyrofl import figures
 from pyrofl.choices import RowScore
-from pyrofl.experiments.rows import LOSSES, chosen, classes_of, probabilities, scored
+from pyrofl.experiments.rows import (
+    LOSSES,
+    class_probabilities,
+    classes_of,
+    comparison_score,
+    with_scores,
+)
 from pyrofl.figures import many
 from pyrofl.metrics import calibration_bins, calibration_error
 from pyrofl.paired import Interval, interval
@@ -152,7 +158,7 @@ def score_of(part: DataFrame, by: RowScore) -> Interval:
     """Return the mean score of rows with a 95% interval: Wilson's for accuracy, else Student's."""
     from scipy.stats import binomtest
 
-    values = scored(part, by)["score"].to_numpy()
+    values = with_scores(part, by)["score"].to_numpy()
     if by == "accuracy":
         ends = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return Interval(float(values.mean()), float(ends.low), float(ends.high))
@@ -178,7 +184,7 @@ def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: st
         whose: the model, such as "the global model of fedavg".
         rows: kind of the rows: "test" or "train".
     """
-    by = chosen(part, None)
+    by = comparison_score(part, None)
     whole, each = score_of(part, by), scores_by_client(part, sizes, by)
     is_share = by == "accuracy"
     times, unit = (100.0, "%") if is_share else (1.0, "")
@@ -207,7 +213,7 @@ def score_table(
     part: DataFrame, sizes: dict[str, int]
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Return head and lines of the table of the clients' scores with their 95% intervals."""
-    by = chosen(part, None)
+    by = comparison_score(part, None)
     head = ("client", "training rows", "tested rows", KINDS[by].lower(), "2.5%", "97.5%")
     each = scores_by_client(part, sizes, by)
     return head, [(*one[:3], *vars(one.score).values()) for one in each]
@@ -233,7 +239,7 @@ def score_certainty(parts: Mapping[str, DataFrame]) -> list[str]:
 
 
 def _calibration_error(part: DataFrame) -> float:
-    probs, y = (torch.tensor(v) for v in probabilities(part))
+    probs, y = (torch.tensor(v) for v in class_probabilities(part))
     sure, best = probs.max(1)
     return float(calibration_error(calibration_bins(sure, (best == y).to(sure)))[0])
 
@@ -261,7 +267,7 @@ def coverage(method: str) -> str:
 
 def score_figure(part: DataFrame, sizes: dict[str, int]) -> tuple[Figure, str]:
     """Plot the score of every client with its 95% interval; return the figure and its caption."""
-    by = chosen(part, None)
+    by = comparison_score(part, None)
     each = scores_by_client(part, sizes, by)
     summary = np.array([[*vars(one.score).values()] for one in each], dtype=float).T
     order = "" if len(each) > many.named() else "; fewest training rows first"

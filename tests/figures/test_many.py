@@ -154,7 +154,7 @@ PANELS = {
     "confidence_histogram": lambda n: plots.confidence_histogram(
         {f"model {i}": (RNG.random(99), RNG.random(99) > 0.5) for i in range(n)}
     ),
-    "courses": lambda n: figures.courses(
+    "courses": lambda n: figures.parameters_by_covariate(
         range(30), summary(30, n), [f"a long name of a coefficient {i}" for i in range(n)], "x", "y"
     ),
     "coverage": lambda n: figures.coverage({f"b[{i}]": {"a": RNG.random(99)} for i in range(n)}),
@@ -330,7 +330,7 @@ def test_many_variables_have_lanes_on_one_page():
     rows = pd.DataFrame({"variable": [f"v{i // 3}" for i in range(300)]})
     rows = rows.assign(difference=RNG.normal(size=300), ratio=RNG.uniform(0.5, 1.5, 300))
     rows.loc[150, "difference"] = 50.0
-    figure = figures.cost(rows)
+    figure = figures.posterior_differences(rows)
     assert figure.get_figheight() < 12
     assert "(30 of 100 variables, those that deviate most)" in title(figure).replace("\n", " ")
     assert "v50 (3)" in labels(figure)
@@ -374,11 +374,15 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
         ),
         (lambda: figures.shrinkage([], [], ([], [], []), 0.0, "t"), "at least 1"),
         (
-            lambda: figures.courses([0, 1, 2], (np.ones((3, 2)),) * 3, ["a"], "x", "y"),
+            lambda: figures.parameters_by_covariate(
+                [0, 1, 2], (np.ones((3, 2)),) * 3, ["a"], "x", "y"
+            ),
             "labels has 1, mean has 2",
         ),
         (
-            lambda: figures.courses([0, 1], (np.ones((3, 1)),) * 3, ["a"], "x", "y"),
+            lambda: figures.parameters_by_covariate(
+                [0, 1], (np.ones((3, 1)),) * 3, ["a"], "x", "y"
+            ),
             "at has 2, mean has 3",
         ),
         (

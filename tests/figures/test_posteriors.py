@@ -32,7 +32,7 @@ def words(figure) -> list[str]:
 @pytest.mark.parametrize("rows", [1, 12, 30])
 def test_cost_shows_every_row_in_three_panels(rows, tmp_path):
     known = table(rows)
-    figure = figures.cost(known, ("federated", "NUTS"))
+    figure = figures.posterior_differences(known, ("federated", "NUTS"))
     left, middle, right = figure.axes
     drawn = [c.lines[0].get_xdata() for c in left.containers]
     np.testing.assert_array_equal(drawn, [known["mean"], known["reference_mean"]])
@@ -53,7 +53,7 @@ def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
     shift = np.linspace(-0.1, 0.3, 40)
     many = pd.DataFrame({"variable": ["mu"] + 39 * ["a"], "difference": shift, "ratio": 1 - shift})
     many.index = ["mu", *(f"a[{i}]" for i in range(39))]
-    figure = figures.cost(many)
+    figure = figures.posterior_differences(many)
     for axes, column in zip(figure.axes, ("difference", "ratio"), strict=True):
         dots = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "o"])
         np.testing.assert_allclose(dots, many[column])
@@ -73,7 +73,7 @@ def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
 )
 @pytest.mark.parametrize("rows", [3, 40])
 def test_cost_says_how_far_chance_alone_moves_means(rows, error, told):
-    figure = figures.cost(table(rows).assign(error=error))
+    figure = figures.posterior_differences(table(rows).assign(error=error))
     assert figure.legends[0].get_title().get_text().endswith(f"15%{told}")
 
 
@@ -83,7 +83,12 @@ def test_cost_counts_the_rows_that_agree(rows):
     many.iloc[0, many.columns.get_loc("difference")] = -0.21
     many.iloc[1, many.columns.get_loc("ratio")] = 1.16
     for error, first in ((0.03, f"{rows - 2} of {rows} rows agree"), (0.6, "gray: differences")):
-        told = figures.cost(many.assign(error=error)).legends[0].get_title().get_text()
+        told = (
+            figures.posterior_differences(many.assign(error=error))
+            .legends[0]
+            .get_title()
+            .get_text()
+        )
         assert told.startswith(first)
 
 
@@ -91,7 +96,7 @@ def test_the_name_of_the_worst_row_stays_in_its_panel():
     many = pd.DataFrame({"variable": 85 * ["a"], "difference": 0.0, "ratio": 1.0})
     many.index = [f"a[the county of Cottonwood {i}]" for i in range(85)]
     many.loc[many.index[3], ["difference", "ratio"]] = 0.3, 1.08
-    figure = figures.cost(many)
+    figure = figures.posterior_differences(many)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     for axes in figure.axes:
@@ -147,7 +152,9 @@ def test_lines_give_every_client_a_panel(clients):
 
 def test_courses_give_every_parameter_a_panel():
     mean, years = G.normal(size=(3, 5)), (1972.0, 1976.0, 1980.0)
-    figure = figures.courses(years, (mean, mean - 1, mean + 1), "abcde", "year", "points")
+    figure = figures.parameters_by_covariate(
+        years, (mean, mean - 1, mean + 1), "abcde", "year", "points"
+    )
     assert [axes.get_title() for axes in figure.axes] == list("abcde")
     (bars,) = figure.axes[2].containers
     assert bars.lines[0].get_ydata().tolist() == mean[:, 2].tolist()
@@ -156,6 +163,6 @@ def test_courses_give_every_parameter_a_panel():
 def test_cost_of_several_variables_is_in_standard_deviations():
     known = table(3)
     known["variable"] = ["a", "b", "b"]
-    left = figures.cost(known).axes[0]
+    left = figures.posterior_differences(known).axes[0]
     drawn = [c.lines[0].get_xdata() for c in left.containers]
     np.testing.assert_allclose(drawn, [known["difference"], np.zeros(3)])

@@ -31,7 +31,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.priors import student_t
-from pyrofl.tensors import size_in_bytes
+from pyrofl.tensors import client_bytes
 
 OPTIONS = {
     "participation": bernoulli(0.5),
@@ -113,7 +113,7 @@ def _about(file: Path) -> dict[str, object]:
 def test_it_weighs_little_more_than_the_state(file):
     run = load(file, plain(), data(), ABOUT)
     state = (run.state.server, run.state.client_states, run.state.message)
-    rows = sum(len(next(iter(part.values()), [])) * size_in_bytes(part) for part in state)
+    rows = sum(len(next(iter(part.values()), [])) * client_bytes(part) for part in state)
     assert file.stat().st_size < rows + 50_000
 
 

@@ -25,7 +25,7 @@ from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
-from pyrofl.tensors import Tensors, generator, role, spread_out, total
+from pyrofl.tensors import Tensors, generator, role, spread_out, sum_per_client
 
 PROMISES = {
     "pfedvem": Promises(
@@ -456,7 +456,7 @@ def test_the_whole_network_can_be_bayesian(tiny):
     first = pfedvem.build(net, head="*").init(generator(0), 3)
     one = next(federate(method, tiny, 1, server_state=first))
     gap = {n: one.message[f"mean/{n}"] - one.server[f"loc/{n}"] for n in net.shapes}
-    spread = total({n: v.square() for n, v in gap.items()}) + total(
+    spread = sum_per_client({n: v.square() for n, v in gap.items()}) + sum_per_client(
         {n: softplus(one.client_states[f"pi/{n}"]).square() for n in net.shapes}
     )
     two = next(federate(method, tiny, 2, resume_from=one))

@@ -17,9 +17,10 @@ QUESTIONS = {
     "How sure is each client?": "shrinkage pooling forest narrowing entropies",
     "Are the intervals and probabilities right?": "coverage coverage_by_client ranks "
     "reliability reliability_by_client predictive_checks",
-    "How does a response depend on a covariate?": "conditional lines courses",
+    "How does a response depend on a covariate?": "conditional lines parameters_by_covariate",
     "Which method is best?": "comparison curves differences clients tuning",
-    "Has the fit converged, and to the right posterior?": "convergence cost watched",
+    "Has the fit converged, and to the right posterior?": "convergence "
+    "posterior_differences watched",
     "How do the clients and the model look?": "partition plates data_flow confidence",
     "Figures of single papers (in examples/papers)": " ".join(plots.__all__),
 }

@@ -341,7 +341,9 @@ class Recorder:
                 min(recording.written, seconds),
                 COMPILING + TRIALS / 2 * seconds,
             )
-            paying = (pays(left, seconds - tape.repeat(clock), cost) for _ in range(REPEATS))
+            paying = (
+                pays(left, seconds - tape.replay_seconds(clock), cost) for _ in range(REPEATS)
+            )
             reason = "" if any(paying) else KERNELS
         if self.numbers() != before:
             reason = "its optimizer counts in Python"

@@ -66,7 +66,7 @@ class Tape(TorchDispatchMode):
         self.reason = _obstacle(op, any(v.dtype == torch.bool for v in inputs[1:]))
         return out
 
-    def repeat(self, clock: Callable[[], float]) -> float:
+    def replay_seconds(self, clock: Callable[[], float]) -> float:
         """Run the recorded operations that modify no argument once more; return their seconds."""
         begin = clock()
         with torch.no_grad():

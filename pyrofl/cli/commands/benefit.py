@@ -23,7 +23,7 @@ from pyrofl.cli.output.model_comparison import (
 )
 from pyrofl.experiments import rows
 from pyrofl.experiments.console import ending, show
-from pyrofl.experiments.rows import LOSSES, chosen, of_model
+from pyrofl.experiments.rows import LOSSES, comparison_score, of_model
 from pyrofl.experiments.saved_runs import NOT_CONVERGED, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import lock_folder
@@ -195,7 +195,7 @@ def compare_with_local(folder: Path, saved: Sequence[SavedRun], by: RowScore | N
     """Compare every method's models with the clients' local models."""
     pairs = paired(folder, saved)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
-    score = chosen(tables[pairs[0][0].path], by)
+    score = comparison_score(tables[pairs[0][0].path], by)
     results, predicted = [], dict[str, list[Any]]()
     owns = list(dict.fromkeys(own.path for own, _ in pairs))
     own_model = models(pairs[0][0], tables[owns[0]])[-1]

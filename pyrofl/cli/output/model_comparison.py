@@ -11,7 +11,7 @@ import numpy as np
 
 from pyrofl.choices import RowScore
 from pyrofl.experiments import rows
-from pyrofl.experiments.rows import Model, of_model, scored
+from pyrofl.experiments.rows import Model, of_model, with_scores
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_over_seeds
@@ -19,7 +19,11 @@ from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_o
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BEST_SCORES: dict[RowScore, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
+BEST_SCORES: dict[RowScore, float] = {
+    "accuracy": 1.0,
+    "error": 0.0,
+    "crps": 0.0,
+}  # of `with_scores`
 Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
 
 LOCAL_METHOD = "local"
@@ -110,8 +114,8 @@ def joined(
     same = same_sites([own for own, _ in pairs])
     for own, other in pairs:
         sizes = {r["client"]: int(r["size"]) for r in run_folder.read_csv(own.path / "clients.csv")}
-        mine = scored(of_model(tables[own.path], models(own, tables[own.path])[-1]), by)
-        its = scored(of_model(tables[other.path], model), by)
+        mine = with_scores(of_model(tables[own.path], models(own, tables[own.path])[-1]), by)
+        its = with_scores(of_model(tables[other.path], model), by)
         of = ["client", "row", "y"]
         both = mine[[*of, "score"]].rename(columns={"score": "own"})
         both = both.merge(its[[*of, "score"]], on=of)
@@ -161,7 +165,7 @@ def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
         if not rows.classes_of(table) or len(table) < 4:
             return None
         # Sites in turn, so that each is in both halves.
-        probs, y = rows.probabilities(table.sort_values(["client", "row"]))
+        probs, y = rows.class_probabilities(table.sort_values(["client", "row"]))
         calibrations.append(calibrate(probs, y))
     ece, nll = (np.mean([getattr(one, n) for one in calibrations], axis=0) for n in ("ece", "nll"))
     cold = np.exp(np.mean([np.log(one.temperature) for one in calibrations]))

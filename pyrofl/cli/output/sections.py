@@ -101,7 +101,7 @@ def classes(saved: Sequence[SavedRun]) -> Section:
         names, main = rows.classes_of(table), tuple(one.facts["tested"].get("main", ()))
         mine = of_model(table, (one.method, *main))
         if names and len(mine):
-            found = scores_by_class(*rows.probabilities(mine), names).astype({"rows": int})
+            found = scores_by_class(*rows.class_probabilities(mine), names).astype({"rows": int})
             head = ("class", *(name.replace("_", " ") for name in found.columns))
             section.table(head, (_plain(line) for line in found.itertuples()))
             section.note(f"{one.path.name}: its {main[0]} model.")

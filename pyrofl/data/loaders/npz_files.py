@@ -23,7 +23,7 @@ from pyrofl.data.loaders.csv_files import codes_of
 from pyrofl.data.loaders.images import Bytes, Shape, dataset_of_pixels
 from pyrofl.data.tables.columns import is_missing
 from pyrofl.data.tables.wording import refuse_no_file
-from pyrofl.tensors import memory
+from pyrofl.tensors import machine_memory
 
 MOST_CLASSES = 2**16  # without names of classes
 COPIES = 6  # bytes of memory per pixel during conversion to floats
@@ -138,8 +138,8 @@ class Arrays:
 
     def fits(self, name: str, size: int) -> None:
         """Raise ValueError if an array of this size would need over half of the memory."""
-        if 2 * size > memory():
-            most = f"{memory() / 2**31:.3g} GiB, half of this machine's memory"
+        if 2 * size > machine_memory():
+            most = f"{machine_memory() / 2**31:.3g} GiB, half of this machine's memory"
             self.refuse(name, f"takes {size / 2**30:.3g} GiB once it is read", f"at most {most}")
 
     def words(self, name: str, shape: Shape) -> list[str]:

@@ -34,7 +34,7 @@ from pyrofl.models import (
     scaffold,
 )
 from pyrofl.nets import build
-from pyrofl.tensors import Tensors, generator, like, matches, pick
+from pyrofl.tensors import Tensors, add_trailing_axes, generator, matches, pick
 
 EVERY = ("mean", "median", "trimmed:0.2", "krum:2", "krum:2:4", "clip:0.1")
 SERVER = {"w": torch.zeros(3, 2, dtype=torch.float64), "b": torch.ones(3, dtype=torch.float64)}
@@ -210,7 +210,7 @@ def lying(method: Method, names: str) -> Method:
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         message = method.upload(received, local)
-        evil = {n: like(local["evil"], v) > 0 for n, v in message.items()}
+        evil = {n: add_trailing_axes(local["evil"], v) > 0 for n, v in message.items()}
         wrong = {n: torch.where(evil[n], 1e6, v) for n, v in pick(message, names).items()}
         return message | wrong
 

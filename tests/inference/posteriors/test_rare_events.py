@@ -121,7 +121,7 @@ def test_marginal_likelihoods_are_exact_in_the_tails_of_the_list(run):
 
 def test_draws_where_the_server_has_no_density_are_left_out(run, monkeypatch):
     """For example, the log density of cut points that are equal in floating point is NaN."""
-    near_list = corrected.near_list
+    near_list = corrected.server_draw_list
 
     def undefined_for_extremes(*arguments):
         listed = near_list(*arguments)
@@ -132,7 +132,7 @@ def test_draws_where_the_server_has_no_density_are_left_out(run, monkeypatch):
 
         return replace(listed, listed_at=listed_at)
 
-    monkeypatch.setattr(corrected, "near_list", undefined_for_extremes)
+    monkeypatch.setattr(corrected, "server_draw_list", undefined_for_extremes)
     compare(run, grid(*FEW))
     assert run.status.kind == "converged"
 

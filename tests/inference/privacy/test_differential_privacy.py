@@ -26,7 +26,7 @@ from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fr
 from pyrofl.inference.privacy.differential_privacy import ClipAndNoise, private, secret_normals
 from pyrofl.inference.transport import Client, Server
 from pyrofl.models import fedavg, pfedvem, pvi
-from pyrofl.tensors import Tensors, generator, total
+from pyrofl.tensors import Tensors, generator, sum_per_client
 
 accounting = pytest.importorskip("dp_accounting")
 from dp_accounting import rdp  # noqa: E402
@@ -62,7 +62,9 @@ def test_clipping_bounds_exactly_and_leaves_alone_what_is_small(rows, dtype):
     value = torch.tensor(rows, dtype=dtype)
     sent = {"sum/a": value[:, :2], "sum/b": value[:, 2]}
     found = ClipAndNoise(Privacy(clip=3.0, noise_multiplier=1.0)).clip_contributions(sent)
-    before, after = (total({n: v.double().square() for n, v in t.items()}) for t in (sent, found))
+    before, after = (
+        sum_per_client({n: v.double().square() for n, v in t.items()}) for t in (sent, found)
+    )
     assert (after <= 9.0).all()
     for c in (before <= 9.0).nonzero().flatten():
         assert all(torch.equal(found[n][c], sent[n][c]) for n in sent)
@@ -91,7 +93,7 @@ def test_another_client_moves_the_sum_by_twice_the_clip_at_most(where):
     other = replace(DATA, x=torch.where(torch.arange(len(DATA.x))[:, None] < 3, 1e4, DATA.x))
     fewer = replace(DATA, train=(*DATA.train[:-1], DATA.train[-1][:1]))
     usual = server(privacy)
-    assert total({n: v.square()[None] for n, v in usual.items()}) > 0
+    assert sum_per_client({n: v.square()[None] for n, v in usual.items()}) > 0
     for data in (other, fewer):
         moved = len(SIZES) * float(gap(server(privacy, data=data), usual).norm())
         assert 1e-3 < moved < 0.6 + 1e-9
@@ -254,7 +256,7 @@ def test_pvi_clips_the_change_of_a_factor():
     start = contract.first(method, data, 0).server
     found = server(Privacy(clip=0.5, noise_multiplier=FAINT, where="client"), method, data)
     change = {n: found[f"server/{n}"] - start[f"server/{n}"] for n in ("shift", "precision")}
-    moved = total({n: v.square() for n, v in change.items()}).sqrt()
+    moved = sum_per_client({n: v.square() for n, v in change.items()}).sqrt()
     torch.testing.assert_close(moved, torch.full((3,), 0.5).double(), atol=1e-9, rtol=0)
 
 

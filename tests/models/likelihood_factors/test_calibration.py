@@ -83,7 +83,7 @@ def test_checks_and_figures_accept_a_run(monkeypatch):
         figures.watched(run),
         figures.plates(pyrofl.get_dependencies(method, data)),
         figures.predictive_checks(checks.predictive_checks(run)),
-        figures.cost(reference.compare_posteriors(run, run)),
+        figures.posterior_differences(reference.compare_posteriors(run, run)),
         figures.clients(data.sizes, {"fit": run.evaluate(part="train").values["rmse"]}, "rmse"),
     )
     assert all(isinstance(figure, Figure) for figure in drawn)

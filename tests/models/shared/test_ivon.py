@@ -10,7 +10,7 @@ from pyrofl.data import Batch
 from pyrofl.models import guides, likelihoods
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.shared import ivon
-from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.nets import build
 
 X = torch.tensor(
@@ -35,7 +35,7 @@ RHO, TEMPERATURE = 0.5, 0.8
 def test_five_steps_are_those_of_the_authors_code(clients, monkeypatch):
     # IVON of bayes-admm (ivonwithprior.py) with this noise: ess = n / (temperature rho), the prior
     # with mean and precision of q, -temperature DUAL / n as dual variables, beta2 = 0.8, lr = 0.1.
-    core = Laplace(build("linear", (2,), 1), likelihoods.normal(), STANDARD, guides.mean_field)
+    core = LaplaceCore(build("linear", (2,), 1), likelihoods.normal(), STANDARD, guides.mean_field)
     optimizer = ivon.Ivon(core, 0.1, 0.9, 0.8, TEMPERATURE * RHO)
     noise = iter(NOISE)
     monkeypatch.setattr(
@@ -52,7 +52,7 @@ def test_five_steps_are_those_of_the_authors_code(clients, monkeypatch):
         local |= optimizer.draw({}, local, data)
         at = local["slope"].requires_grad_()
         (slope,) = torch.autograd.grad(
-            optimizer.loss(core.model, core.point, {}, local, data).sum(), at
+            optimizer.loss(core.model, core.point_guide, {}, local, data).sum(), at
         )
         local |= optimizer.move({}, local | {"slope": -slope}, data)
     mean = torch.tensor([0.7044406273536106, 0.30908066075745777], dtype=torch.float64)

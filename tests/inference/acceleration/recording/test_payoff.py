@@ -67,7 +67,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
         step, enter, repeat, compiled = (
             AcceleratedStep.written,
             Tape.__enter__,
-            Tape.repeat,
+            Tape.replay_seconds,
             recorder.compiled,
         )
 
@@ -110,7 +110,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
         monkeypatch.setattr(recorder, "compiled", generated)
         monkeypatch.setattr(AcceleratedStep, "written", written)
         monkeypatch.setattr(Tape, "__enter__", entered)
-        monkeypatch.setattr(Tape, "repeat", repeated)
+        monkeypatch.setattr(Tape, "replay_seconds", repeated)
         return clock
 
     return watch

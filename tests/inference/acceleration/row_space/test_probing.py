@@ -9,14 +9,18 @@ from torch import Tensor
 
 from pyrofl.inference.acceleration.row_space.linear_views import ignores_rows, sums
 from pyrofl.models import likelihoods
-from pyrofl.tensors import Tensors, like
+from pyrofl.tensors import Tensors, add_trailing_axes
 
 NAMES = "w/a", "own/w/a"
 LOCAL = {n: torch.ones(2, 5, 4) for n in NAMES} | {"alpha": torch.ones(2)}
 
 
 def mixed(received: Tensors, local: Tensors) -> Tensors:
-    return {"w/a": torch.lerp(local["w/a"], local["own/w/a"], like(local["alpha"], local["w/a"]))}
+    return {
+        "w/a": torch.lerp(
+            local["w/a"], local["own/w/a"], add_trailing_axes(local["alpha"], local["w/a"])
+        )
+    }
 
 
 VIEWS = {

@@ -15,4 +15,4 @@ for name, many in {"mu": 1, "tau": 1, "a": 60, "b": 20}.items():
             "ratio": random.normal(1, 0.03),
         }
         rows[place] = own | {c: 0.0 for c in ("mean", "low", "high")}
-figure = figures.cost(pd.DataFrame.from_dict(rows, orient="index"))
+figure = figures.posterior_differences(pd.DataFrame.from_dict(rows, orient="index"))
