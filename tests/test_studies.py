@@ -13,6 +13,8 @@ from dying import Nursery
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 sys.path.append(str(PAPERS))
 
+import cost  # noqa: E402
+import files  # noqa: E402
 import harness  # noqa: E402
 import made_up  # noqa: E402
 import reproduce  # noqa: E402
@@ -57,6 +59,19 @@ def stale(study: harness.Study, lines: list[dict[str, str]]) -> list[tuple[str, 
 @every_study
 def test_results_are_of_todays_settings(paper: str, name: str):
     assert not stale(STUDIES[paper, name], lines_of(paper, name))
+
+
+@every_study
+def test_costs_are_of_todays_settings(paper: str, name: str):
+    study = STUDIES[paper, name]
+    for line in harness.read(PAPERS / paper / "cost" / f"{name}.csv"):
+        grid = next(iter(study.grid), "")
+        today = study.recorded("paper", line["case"], line["row"], grid) | {"seeds": 5}
+        assert line["settings"] == harness.in_words(today)
+        rounds = study.settings("paper", line["case"], line["row"]).rounds
+        runs = 5 * max(1, len(study.grid))
+        hours = float(line["round_seconds"]) * rounds * runs / 3600
+        assert float(line["hours"]) == pytest.approx(hours, rel=1e-4)
 
 
 def test_a_result_of_other_settings_or_defaults_is_stale():
@@ -197,3 +212,71 @@ def test_the_first_writers_are_used(folder: Path):
     assert data.sizes.tolist() == [16] * 4
     assert data.clients == 3
     assert [len(rows) for rows in data.test] == [4] * 4
+
+
+FIRST = next(iter(STUDIES["metavd", "table1"].cases))
+SECOND = 0.01  # of a row, in the tests of the cost
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let every row of a client that trains take 0.01 seconds; return the rows of each round."""
+    rows_of_rounds, time_round = list[int](), cost.time_round
+
+    def steady(trial: harness.Trial, data: harness.Federation) -> tuple[float, int]:
+        rows = time_round(trial, data)[1]
+        rows_of_rounds.append(rows)
+        return SECOND * rows, rows
+
+    monkeypatch.setattr(cost, "time_round", steady)
+    return rows_of_rounds
+
+
+def test_the_cost_of_a_short_round_is_that_of_all_rows(folder: Path, timed: list[int]):
+    trial = STUDIES["pfedvem", "table2"].trial("smoke", "hetero", "pFedVEM", data_dir=folder)
+    total = int(trial.task.data.sizes.sum())  # all clients train, though 30% report
+    found = cost.estimate(trial, seconds=1000)
+    assert found == cost.Cost(pytest.approx(SECOND * total), 1.0)
+    assert timed[-1] == total > timed[0]
+    assert found.hours(100, 5) == pytest.approx(SECOND * total * 500 / 3600)
+
+
+def test_a_long_round_is_timed_with_few_rows_of_each_client(folder: Path, timed: list[int]):
+    """The mean of a round has half of the clients; a minibatch of 4 rows of each is timed."""
+    trial = STUDIES["metavd", "table1"].trial("smoke", FIRST, "FedProx", data_dir=folder)
+    trial = harness.replace(trial, words=(*trial.words, "batch=4"))
+    sizes = trial.task.data.sizes[: trial.task.data.clients]
+    assert trial.settings.participation == "0.5"
+    expected = len(sizes) / 2 * float(sizes.double().mean())
+    assert min(sizes) > 4
+    found = cost.estimate(trial, seconds=0)
+    assert found.round_seconds == pytest.approx(SECOND * expected)
+    assert timed == [4 * len(sizes) // 2]
+    assert found.part == pytest.approx(timed[0] / expected)
+
+
+def test_rows_of_the_server_are_reduced_as_those_of_clients(folder: Path):
+    study = STUDIES["fedbe", "table1"]
+    data = study.trial("smoke", "Step, ConvNet", "FedBE", data_dir=folder).task.data
+    average = float(data.sizes.double().mean())
+    few = cost.first_rows(data, 5, average)
+    assert few.sizes.tolist() == [min(5, n) for n in data.sizes.tolist()]
+    assert len(few.server_data) == -(-len(data.server_data) * 5 // average)
+    assert len(cost.first_rows(data, 10**6, average).server_data) == len(data.server_data)
+
+
+def test_expected_hours_are_written_and_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = ["pfedmb", "table3", "--estimate", "--rows", "2 branches", "4 branches"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words, "--out", str(tmp_path)])
+    monkeypatch.setattr(files, "command", lambda: "")
+    assert reproduce.main() == 0
+    lines = harness.read(tmp_path / "table3.csv")
+    assert [line["row"] for line in lines] == ["2 branches", "4 branches"]
+    for line in lines:  # 2 rounds, 1 seed, 5 settings of the grid
+        hours = float(line["round_seconds"]) * 2 * 1 * 5 / 3600
+        assert float(line["hours"]) == pytest.approx(hours, rel=1e-4)
+        assert line["settings"].endswith("seeds=1")
+    total = sum(float(line["hours"]) for line in lines)
+    assert f"all 2 rows: {total:.3g} hours" in capsys.readouterr().out

@@ -6,6 +6,9 @@ examples/tuned.py chose, or the best of a grid on validation rows. Size paper ha
 network, rounds, seeds and settings, for a machine with a GPU. An interrupted command resumes where
 its CSV file ends.
 
+With --estimate it times one round of each row, and prints the expected hours of all rounds and
+seeds; see cost.py.
+
 Run: python examples/papers/reproduce.py PAPER STUDY [--size small] [--data-dir DIR] [--out DIR]
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import cost
 import made_up
 from files import fill, read
 from harness import PAPERS, SIZES, Study, chosen_lines, load
@@ -43,6 +47,22 @@ def missing(study: Study, size: str, case: str, name: str, data_dir: Path | None
     return ""
 
 
+def selected(
+    study: Study, size: str, data_dir: Path | None, only: argparse.Namespace
+) -> list[tuple[str, str, str]]:
+    """Return the selected runs whose data can be loaded; print why others are left out."""
+    cells, reasons = [], set[str]()
+    for case, name, grid in study.runs(size):
+        if (only.cases and case not in only.cases) or (only.rows and name not in only.rows):
+            continue
+        if not (reason := missing(study, size, case, name, data_dir)):
+            cells.append((case, name, grid))
+        elif reason not in reasons:
+            print(f"{case or study.title}: not run: {reason}", flush=True)
+        reasons.add(reason)
+    return cells
+
+
 def execute(
     study: Study,
     size: str,
@@ -53,29 +73,40 @@ def execute(
 ) -> None:
     """Execute the runs of a study that its file lacks, seed by seed."""
     head = ("case", "row", "grid", "seed", *study.metrics)
-    told = set[str]()
 
     def measure(case: str, name: str, grid: str, seed: int) -> Iterator[list[float | None]]:
-        try:
-            scores = study.measure(study.trial(size, case, name, grid, seed, data_dir))
-        except ValueError as error:
-            if not grid or "not a finite number" not in str(error):
-                raise
-            print(f"{case}, {name}, {grid}: diverged: {error}", flush=True)
-            scores = {}  # which the choice from the grid takes for the worst
+        scores = study.measure(study.trial(size, case, name, grid, seed, data_dir))
         yield [scores.get(metric) for metric in study.metrics]
 
+    cells = selected(study, size, data_dir, only)
     for seed in seeds:
-        for case, name, grid in study.runs(size):
-            if (only.cases and case not in only.cases) or (only.rows and name not in only.rows):
-                continue
-            if reason := missing(study, size, case, name, data_dir):
-                if reason not in told:
-                    print(f"{case or study.title}: not run: {reason}", flush=True)
-                told.add(reason)
-                continue
+        for case, name, grid in cells:
             about = study.recorded(size, case, name, grid)
             fill(path, head, [(case, name, grid, seed)], measure, **about)
+
+
+def predict(
+    study: Study, size: str, data_dir: Path | None, path: Path, only: argparse.Namespace
+) -> None:
+    """Time a round of each row and column, and print the expected hours of all runs."""
+
+    def measure(case: str, name: str) -> Iterator[list[float]]:
+        trial = study.trial(size, case, name, grid, data_dir=data_dir)
+        timed = cost.estimate(trial)
+        runs = len(SEEDS[size]) * max(1, len(study.grid))
+        yield [*timed, timed.hours(trial.settings.rounds, runs)]
+
+    lines = []
+    for case, name, grid in selected(study, size, data_dir, only):
+        if grid in study.grid[:1] or not study.grid:
+            about = {**study.recorded(size, case, name, grid), "seeds": len(SEEDS[size])}
+            known = fill(path, cost.HEAD, [(case, name)], measure, **about)
+            lines += [line for line in known if (line["case"], line["row"]) == (case, name)]
+    for line in lines:
+        where = ", ".join(filter(None, (line["case"], line["row"])))
+        part = f"{float(line['part']):.0%} of a round timed"
+        print(f"{where}: {float(line['hours']):.3g} hours ({part})")
+    print(f"all {len(lines)} rows: {sum(float(line['hours']) for line in lines):.3g} hours")
 
 
 def main() -> int:
@@ -89,6 +120,9 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", help="Columns of the table (default: all).")
     parser.add_argument("--rows", nargs="+", help="Rows of the table (default: all).")
     parser.add_argument("--out", type=Path, help="Folder (default: results/PAPER/SIZE).")
+    parser.add_argument(
+        "--estimate", action="store_true", help="Only time a round of each row; print hours."
+    )
     args = parser.parse_args()
     of = studies(args.paper)
     if args.study == "list":
@@ -96,12 +130,16 @@ def main() -> int:
         return 0
     if args.study not in of:
         parser.error(f"study is {args.study}; expected one of {', '.join(of)}, or list")
-    study, out = of[args.study], args.out or Path("results") / args.paper / args.size
+    kind = "cost" if args.estimate else args.size
+    study, out = of[args.study], args.out or Path("results") / args.paper / kind
     path = out / f"{args.study}.csv"
     with tempfile.TemporaryDirectory() as folder:
         if args.size == "smoke" and args.data_dir is None:
             args.data_dir = Path(folder)
             made_up.write_all(args.data_dir)
+        if args.estimate:
+            predict(study, args.size, args.data_dir, path, args)
+            return 0
         seeds = args.seeds or list(SEEDS[args.size])
         execute(study, args.size, seeds, args.data_dir, path, args)
         lines = chosen_lines(study, read(path))

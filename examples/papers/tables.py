@@ -356,9 +356,29 @@ def cells(paper: str) -> str:
     return "\n\n".join(parts) or "No study has been run at size small."
 
 
+def costs(paper: str) -> str:
+    """Return the expected hours of columns of tables at size paper, and their longest rows."""
+    rows = []
+    for name, study in studies_of(paper).items():
+        for case, lines in by(read(HERE / paper / "cost" / f"{name}.csv"), "case").items():
+            longest = max(lines, key=lambda line: float(line["hours"]))
+            settings = study.settings("paper", case, longest["row"])
+            hours = f"{sum(numbers(lines, 'hours')):,.0f}"
+            row = f"{longest['row']} {float(longest['hours']):,.1f}"
+            shares = numbers(lines, "part", 100)
+            timed = "whole" if min(shares) > 99 else f"at least {min(shares):.0f}%"
+            about = [settings.net, f"{settings.rounds:,}", longest["settings"].split("seeds=")[1]]
+            rows.append([study.title, case, str(len(lines)), *about, hours, row, timed])
+    machines = {line["machine"] for path in HERE.glob(f"{paper}/cost/*.csv") for line in read(path)}
+    head = ["table or figure", "column", "rows", "network", "rounds", "seeds", "hours, all rows"]
+    table = markdown([*head, "longest row, hours", "timed part of a round"], rows)
+    return f"One core of {'; '.join(sorted(machines))}.\n\n{table}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"outcomes_{p}": partial(outcomes, p) for p in harness.PAPERS},
     **{f"cells_{p}": partial(cells, p) for p in harness.PAPERS},
+    **{f"costs_{p}": partial(costs, p) for p in harness.PAPERS},
     "counts": counts,
     "students": lambda: students("students.csv"),
     "one_round": lambda: students("one_round.csv"),

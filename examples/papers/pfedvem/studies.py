@@ -224,6 +224,7 @@ STUDIES: dict[str, Study] = {
         about="Without the deviation in the confidence, where clients differ and where not.",
         base=ABLATION,
         small=FEW,
+        smoke={"per_class": None, "tested": None, "clients": 5},
         cases={"hetero": Case(), "homo": Case({"partition": "slices:100"})},
         entries={"pFedVEM": DRIFT["pFedVEM"], "uncertainty only": ABLATIONS["uncertainty"]},
         metrics=METRICS,
