@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
@@ -88,6 +89,12 @@ def words(setting):
     return " ".join(f"{n}={v}" for n, v in setting.items()) or "defaults"
 
 
+def grid(method):
+    """Return the values of which the settings to try are drawn, as text."""
+    values = import_module(f"pyrofl.models.{method}").SEARCH_GRID
+    return " ".join(f"{name}={','.join(map(str, of))}" for name, of in values.items())
+
+
 def about(method):
     """Return the line of a method in the budget table."""
     path = args.out / method
@@ -100,6 +107,7 @@ def about(method):
     return {
         "method": method,
         "chosen": words(tuned["chosen"]) if tuned else FAILED,
+        "grid": grid(method),
         "tune_seeds": 1 + max(t["seed"] for t in tuned["trials"]) if tuned else None,
         "finalists": 1 + len(tuned["margins"]) if tuned else None,
         "runner_up": words(second["setting"]) if second else None,

@@ -72,7 +72,7 @@ Average = Literal["mnu", "std", "moments"]
 
 FLOOR = 1e-4  # smallest standard deviation of the prior
 
-SEARCH_GRID = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.01, 0.1, 1.0)}
+SEARCH_GRID = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.001, 0.01, 0.1, 1.0)}
 
 
 @rebuildable

@@ -56,7 +56,7 @@ RENYI = (
     "divergence"
 )
 SEARCH_GRID = {
-    "robustness": (0.2, 0.5, 0.8),
+    "robustness": (0.1, 0.2, 0.5, 0.8),
     "divergence": ("kl", "renyi"),
     "lr": (0.003, 0.01, 0.03),
     "warm_start": (5, 10),

@@ -76,7 +76,7 @@ from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, under
 
 NO_MOMENTS = "its second moment is below its squared mean; expected moments of a distribution"
 
-SEARCH_GRID = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.03, 0.1, 0.3)}
+SEARCH_GRID = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.01, 0.03, 0.1, 0.3)}
 
 
 @rebuildable

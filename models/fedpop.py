@@ -70,7 +70,7 @@ from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, under
 
 FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
 
-SEARCH_GRID = {"lr_head": (0.01, 0.03, 0.1, 0.3), "lr_base": (0.003, 0.01, 0.03, 0.1)}
+SEARCH_GRID = {"lr_head": (0.01, 0.03, 0.1, 0.3, 1.0), "lr_base": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 
 @rebuildable

@@ -41,7 +41,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, under
 
-SEARCH_GRID = {"lr": (0.003, 0.01, 0.05, 0.1), "momentum": (0.0, 0.9), "clusters": (2, 4)}
+SEARCH_GRID = {"lr": (0.003, 0.01, 0.05, 0.1, 0.3), "momentum": (0.0, 0.9), "clusters": (2, 4)}
 
 
 @rebuildable

@@ -52,7 +52,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
-SEARCH_GRID = {"lr_correction": (0.001, 0.003, 0.01), "lr_base": (0.01, 0.03, 0.1)}
+SEARCH_GRID = {"lr_correction": (0.001, 0.003, 0.01, 0.03), "lr_base": (0.003, 0.01, 0.03, 0.1)}
 ENDS = (("a", 1), ("c", 0))  # factors of a mask, and the axis of the weight that they belong to
 
 

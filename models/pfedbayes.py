@@ -67,7 +67,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
-SEARCH_GRID = {"lr": (0.001, 0.003, 0.01, 0.03), "kl": (0.01, 0.1, 1.0)}
+SEARCH_GRID = {"lr": (0.001, 0.003, 0.01, 0.03), "kl": (0.001, 0.01, 0.1, 1.0)}
 
 
 @rebuildable

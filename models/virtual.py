@@ -46,7 +46,7 @@ WIDE_PRIOR = fixed(scale=3.0)  # Normal(0, 3^2)
 
 SEARCH_GRID = {
     "lr": (0.003, 0.01, 0.03),
-    "init_scale": (0.2, 0.5, 1.0),
+    "init_scale": (0.1, 0.2, 0.5, 1.0),
     "warm_start": (5, 10),
 }
 

@@ -18,7 +18,9 @@ import files  # noqa: E402
 import harness  # noqa: E402
 import made_up  # noqa: E402
 import reproduce  # noqa: E402
-from settings import tuned  # noqa: E402
+import settings  # noqa: E402
+from papers import tables  # noqa: E402
+from settings import edge_of, partition_of, tuned  # noqa: E402
 
 STUDIES = {
     (paper, name): study
@@ -109,6 +111,81 @@ def test_rows_have_the_settings_of_the_tuning(paper: str, name: str):
 
 
 @every_study
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_rows_of_a_table_have_equal_epochs(paper: str, name: str, size: str):
+    study = STUDIES[paper, name]
+    for case in study.cases:
+        epochs = {study.value(size, case, row, "epochs") for row in study.entries}
+        assert len(epochs - {None}) <= 1
+
+
+def test_pages_state_the_local_training_and_the_choice_of_settings():
+    study = STUDIES["pfedvem", "table1_cifar10"]
+    assert tables.lengths(study) == (
+        "Local training: epochs 5, epochs of bases 5, epochs of heads 10, inner steps 5, "
+        "minibatches of 10 (pFedBayes: 50), draws 5."
+    )
+    few = harness.replace(study, entries={n: study.entries[n] for n in ("Local", "IFCA")})
+    assert tables.choice(few) == (
+        "Settings: chosen in `tuned/cifar10/budget.csv` on validation rows of another partition, "
+        "dirichlet:0.3,min=10 with 20 clients and partition seed 0; of these, at the edge of the "
+        "grid: `ifca` lr largest, grid since widened."
+    )
+    assert "best of 3 (lr=0.02 lr_alpha=0.2, " in tables.choice(STUDIES["pfedmb", "table2"])
+    assert "not tuned" in tables.choice(STUDIES["fedbe", "table1"])
+
+
+@every_study
+def test_a_tuning_had_another_partition(paper: str, name: str):
+    """The seeds of choice and of report are numbers from 0 on, of different partitions."""
+    study = STUDIES[paper, name]
+    if study.tuning:
+        for case in study.cases:
+            partition = study.settings("small", case, next(iter(study.entries))).partition
+            assert not partition_of(study.tuning).startswith(f"{partition} ")
+
+
+def test_an_edge_is_the_smallest_or_largest_of_three_numbers():
+    assert edge_of("0.1", ["0.1", "0.3", "1.0"]) == "smallest"
+    assert edge_of("1", ["0.1", "0.3", "1.0"]) == "largest"
+    assert edge_of("0.3", ["0.1", "0.3", "1.0"]) == ""
+    assert edge_of("0.9", ["0.0", "0.9"]) == ""
+    assert edge_of("0.0", ["0.0", "0.5", "1.0"]) == ""
+    assert edge_of("kl", ["kl", "renyi", "js"]) == ""
+
+
+def test_a_chosen_number_at_an_edge_is_marked_and_a_wider_grid_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """FedAvg's grid of rates goes from 0.001 to 0.3 today."""
+    (tmp_path / "tuned").mkdir()
+    text = "method,chosen,grid\n"
+    text += 'fedavg,lr=0.3 momentum=0.9,"lr=0.03,0.1,0.3 momentum=0.0,0.9"\n'
+    text += (
+        'fedprox,lr=0.1 mu=0.1,"lr=0.01,0.03,0.1 mu=0.01,0.1,1.0"\nlocal,lr=0.1,"lr=0.01,0.1,1"\n'
+    )
+    (tmp_path / "tuned" / "here.csv").write_text(text)
+    monkeypatch.setattr(settings, "HERE", tmp_path)
+    assert settings.edges("here.csv") == {
+        "fedavg": {"lr": "largest"},
+        "fedprox": {"lr": "largest, grid since widened"},
+    }
+
+
+def test_grids_are_wider_where_both_tunings_chose_the_same_edge():
+    both = [settings.edges(name) for name in ("budget.csv", "cifar10/budget.csv")]
+    assert len(both[0]) > 10
+    shared = 0
+    for method in both[0].keys() & both[1].keys():
+        for name, edge in both[0][method].items():
+            word = edge.partition(",")[0]
+            if both[1][method].get(name, "").startswith(word):
+                assert edge == both[1][method][name] == f"{word}, grid since widened"
+                shared += 1
+    assert shared == 11
+
+
+@every_study
 def test_claims_are_about_rows_columns_and_scores_of_the_study(paper: str, name: str):
     study = STUDIES[paper, name]
     assert study.claims, f"{name} has no claim"
@@ -162,14 +239,36 @@ def test_verdicts_follow_the_interval_of_the_differences():
     assert harness.word_for(gaps, 0, None, 2.9) == "not reproduced"
 
 
-def test_the_grid_setting_is_chosen_on_validation_rows():
+def grid_lines(*rows: tuple[str, str, str, str]) -> tuple[harness.Study, list[dict[str, str]]]:
+    """Return a study with a grid, and lines of seeds, settings, validation and test scores."""
     study = harness.replace(STUDIES["pfedvem", "table2"], grid=("lr=1", "lr=2"))
-    cell = {"case": "", "row": "a", "seed": "0"}
-    lines = [
-        cell | {"grid": "lr=1", "validation": "0.9", "personal": "0.1"},
-        cell | {"grid": "lr=2", "validation": "0.8", "personal": "0.7"},
-    ]
+    head = ("seed", "grid", "validation", "personal")
+    cell = {"case": "", "row": "a"}
+    return study, [cell | dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_the_grid_setting_is_chosen_on_validation_rows():
+    study, lines = grid_lines(("0", "lr=1", "0.9", "0.1"), ("0", "lr=2", "0.8", "0.7"))
     assert harness.chosen_lines(study, lines) == lines[:1]
+
+
+def test_seeds_of_choice_and_of_report_are_apart():
+    """Seed 0 alone prefers lr=1, and the others lr=2, so that only they report lr=1 or lr=2."""
+    study, lines = grid_lines(
+        ("0", "lr=1", "1.0", "0.1"),
+        ("1", "lr=1", "0.3", "0.2"),
+        ("2", "lr=1", "0.3", "0.3"),
+        ("0", "lr=2", "0.2", "0.4"),
+        ("1", "lr=2", "0.5", "0.5"),
+        ("2", "lr=2", "0.5", "0.6"),
+    )
+    chosen = harness.chosen_lines(study, lines)
+    # Means of the others: .3 and .5 without seed 0; .65 and .35 without seed 1 or 2.
+    assert [(x["seed"], x["grid"]) for x in chosen] == [("0", "lr=2"), ("1", "lr=1"), ("2", "lr=1")]
+    assert [x["personal"] for x in chosen] == ["0.4", "0.2", "0.3"]
+    lines[1]["validation"] = ""  # the run diverged, so that seeds 0 and 2 avoid its setting
+    chosen = harness.chosen_lines(study, lines)
+    assert [(x["seed"], x["grid"]) for x in chosen] == [("0", "lr=2"), ("1", "lr=1"), ("2", "lr=2")]
 
 
 def test_data_that_cannot_be_loaded_are_named(tmp_path: Path):

@@ -16,6 +16,10 @@ from pyrofl.files.text_tables import markdown
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent
+sys.path.append(str(EXAMPLES / "papers"))
+
+from settings import edges  # noqa: E402
+
 BEGIN, END = "<!-- table: ", " -->"
 
 
@@ -68,6 +72,7 @@ def tuned(folder: Path = EXAMPLES / "papers/tuned") -> str:
 
     The margin is that of the chosen setting over the runner-up, in points of accuracy.
     """
+    at_edge = edges((folder / "budget.csv").relative_to(EXAMPLES / "papers/tuned").as_posix())
     scores = pd.read_csv(folder / "scores.csv")
     budget = pd.read_csv(folder / "budget.csv").set_index("method")
     scores = scores[scores["metric"] == "accuracy"]
@@ -78,9 +83,10 @@ def tuned(folder: Path = EXAMPLES / "papers/tuned") -> str:
         one = budget.loc[method]
         cost = [f"{v:.0f}" if v == v else "" for v in (one["tuning_seconds"], one["seconds"])]
         own = views(scores[scores["method"] == method])
-        rows.append([f"`{method}`", one["chosen"], margin(one), *own, *cost])
+        edge = "; ".join(f"{name} {note}" for name, note in at_edge.get(method, {}).items())
+        rows.append([f"`{method}`", one["chosen"], margin(one), *own, *cost, edge])
     head = ["method", "chosen", "margin", "global", "personal", "adapted"]
-    head += ["s of tuning", "s of 3 runs"]
+    head += ["s of tuning", "s of 3 runs", "at the edge of its grid"]
     return markdown(head, rows)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from files import Lines, in_words, read, spread  # noqa: F401
-from settings import tuned
+from settings import tuned, usual
 
 import pyrofl
 from pyrofl import Federation, datasets, federations, nets
@@ -215,7 +215,7 @@ class Study:
         measure: function from a trial to its scores.
         claims: statements of the paper about it.
         grid: settings, one of which is chosen for each row and column by `choice`; () for none.
-        choice: the score on validation rows that chooses.
+        choice: the score on validation rows that chooses, those of the other seeds.
         shown: how many metrics the page's table shows.
         tuning: file of the settings that were chosen on other partitions; None without it.
         skipped: pairs of column and row that the paper does not have.
@@ -262,6 +262,14 @@ class Study:
         several = (*tried, *entry.words, *(entry.paper if size == "paper" else ()))
         words |= {word.partition("=")[0]: word for word in several}
         return tuple(words.values())
+
+    def value(self, size: str, case: str, name: str, setting: str) -> str | None:
+        """Return a setting of a row as text, or its default; None if its method has none."""
+        method = self.entries[name].method
+        words = [w for w in self.words(size, case, name) if w.startswith(f"{setting}=")]
+        if words:
+            return words[-1].partition("=")[2]
+        return str(usual(method, setting)) if setting in _accepted(method) else None
 
     def trial(
         self,
@@ -408,19 +416,33 @@ def server_rows(
 
 
 def chosen_lines(study: Study, lines: Lines) -> Lines:
-    """Return the lines of every cell at the grid setting that is best on validation rows."""
+    """Return the lines of every cell at the chosen setting of the grid.
+
+    For every seed it is the setting that is best, on average, on the validation rows of the other
+    seeds; a single seed chooses for itself.
+    """
     if not study.grid:
         return lines
-    cells: dict[tuple[str, str], dict[str, Lines]] = {}
+    cells: dict[tuple[str, str], dict[str, dict[str, dict[str, str]]]] = {}
     for line in lines:
         cell = cells.setdefault((line["case"], line["row"]), {})
-        cell.setdefault(line["grid"], []).append(line)
+        cell.setdefault(line["grid"], {})[line["seed"]] = line
+    return [
+        cell[best_without(seed, study.choice, cell)][seed]
+        for cell in cells.values()
+        for seed in sorted(set.intersection(*map(set, cell.values())))
+    ]
 
-    def score(lines: Lines) -> float:
-        values = [line[study.choice] for line in lines]
+
+def best_without(seed: str, score: str, cell: Mapping[str, Mapping[str, dict[str, str]]]) -> str:
+    """Return the setting of a grid with the best mean score of all seeds but one."""
+
+    def of_others(setting: str) -> float:
+        lines = cell[setting].items()
+        values = [line[score] for other, line in lines if other != seed or len(lines) == 1]
         return mean(map(float, values)) if all(values) else -math.inf  # empty if a run diverged
 
-    return [line for cell in cells.values() for line in max(cell.values(), key=score)]
+    return max(cell, key=of_others)
 
 
 def results(paper: str, name: str, study: Study) -> Lines:

@@ -6,7 +6,9 @@ import ast
 import csv
 import inspect
 import shlex
+from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,50 @@ def _settings(method: str, line: dict[str, str]) -> Settings:
     words = [word for word in line["chosen"].split() if "=" in word]  # none if all failed
     fixed = shlex.split(line["command"].partition(" --set ")[2].partition(" --")[0])
     return read_settings([*fixed, *words], {method: builds()[method]})[method]
+
+
+@lru_cache
+def edges(budget: str) -> dict[str, dict[str, str]]:
+    """Return the chosen numbers at the edge of their grids: method -> setting -> edge.
+
+    An edge is the smallest or the largest of at least three numbers, and whether the grid of the
+    method has a number beyond it since. Zero is no edge, as it is usually the smallest valid one.
+    """
+    with (HERE / "tuned" / budget).open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    found = dict[str, dict[str, str]]()
+    for line in lines:
+        grid = dict(word.split("=") for word in line["grid"].split())
+        now = import_module(f"pyrofl.models.{line['method']}").SEARCH_GRID
+        for name, word in tuned(budget)[line["method"]].items():
+            value, values = word.partition("=")[2], grid[name].split(",")
+            if edge := edge_of(value, values):
+                beyond = edge_of(value, [*map(str, now[name])]) != edge
+                note = f"{edge}, grid since widened" if beyond else edge
+                found.setdefault(line["method"], {})[name] = note
+    return found
+
+
+def partition_of(budget: str) -> str:
+    """Return the partition on which a tuning chose settings, as its commands state it."""
+    with (HERE / "tuned" / budget).open(newline="") as file:
+        commands = [shlex.split(line["command"]) for line in csv.DictReader(file)]
+    options = ("--partition", "--clients", "--split-seed")
+    ((partition, clients, seed),) = {
+        tuple(words[words.index(option) + 1] for option in options) for words in commands
+    }
+    return f"{partition} with {clients} clients and partition seed {seed}"
+
+
+def edge_of(value: str, values: Sequence[str]) -> str:
+    """Return "smallest" or "largest" if a number is that of at least three others, or ""."""
+    try:
+        numbers, number = sorted(map(float, values)), float(value)
+    except ValueError:
+        return ""  # words have no order
+    if len(numbers) < 3 or number not in (numbers[0] or None, numbers[-1]):
+        return ""
+    return "smallest" if number == numbers[0] else "largest"
 
 
 def used(script: Path) -> dict[str, tuple[str, Settings]]:

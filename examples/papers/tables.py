@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from statistics import mean, stdev
 from typing import Any
 
@@ -29,7 +30,9 @@ from files import (
     read,
     spread,
 )
-from settings import differences
+from settings import differences, edges, partition_of
+
+from pyrofl.experiments.methods import builds
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -324,6 +327,59 @@ def counts() -> str:
     return markdown(["paper", "claims", *words], rows)
 
 
+LENGTHS = {  # settings of local training -> their names on a page
+    "epochs": "epochs {}",
+    "base_epochs": "epochs of bases {}",
+    "head_epochs": "epochs of heads {}",
+    "steps": "inner steps {}",
+    "batch": "minibatches of {}",
+    "num_particles": "draws {}",
+}
+
+
+def lengths(study: harness.Study) -> str:
+    """Return the epochs, steps, minibatches and draws of a study's rows at size small."""
+    case, parts = next(iter(study.cases)), []
+    for setting, text in LENGTHS.items():
+        rows: dict[str, list[str]] = {}
+        for row, entry in study.entries.items():
+            value = study.value("small", case, row, setting)
+            if value is not None and setting not in entry.varied and has(entry.method, setting):
+                rows.setdefault(value, []).append(row)
+        values = sorted(rows, key=lambda value: -len(rows[value]))
+        if values:
+            others = "; ".join(f"{', '.join(rows[value])}: {value}" for value in values[1:])
+            parts.append(text.format(values[0]) + (f" ({others})" if others else ""))
+    return f"Local training: {', '.join(parts)}."
+
+
+def has(method: str, setting: str) -> bool:
+    """Return whether a setting matters: draws do where weights are random."""
+    own = setting in signature(builds()[method]).parameters and method != "fedavg"
+    return own or setting != "num_particles"
+
+
+def choice(study: harness.Study) -> str:
+    """Return how the settings of a study's rows were chosen, and which are at an edge."""
+    if study.grid:
+        return (
+            f"Settings: for each seed, the best of {len(study.grid)} ({', '.join(study.grid)}) on "
+            "validation rows of the other seeds."
+        )
+    if not study.tuning:
+        return "Settings: equal for the clients of all rows, not tuned."
+    methods = {entry.method for entry in study.entries.values()}
+    at_edge = "; ".join(
+        f"`{method}` " + ", ".join(f"{name} {note}" for name, note in of.items())
+        for method, of in sorted(edges(study.tuning).items())
+        if method in methods
+    )
+    return (
+        f"Settings: chosen in `tuned/{study.tuning}` on validation rows of another partition, "
+        f"{partition_of(study.tuning)}; of these, at the edge of the grid: {at_edge or 'none'}."
+    )
+
+
 def cells(paper: str) -> str:
     """Return the tables of all studies that have results at size small."""
     parts = []
@@ -352,7 +408,7 @@ def cells(paper: str) -> str:
         kept = markdown(
             [head[n] for n in of], [[row[n] for n in of] for row in rows if any(row[1:])]
         )
-        parts.append(f"{study.about}\n\n{kept}")
+        parts.append(f"{study.about}\n{lengths(study)}\n{choice(study)}\n\n{kept}")
     return "\n\n".join(parts) or "No study has been run at size small."
 
 

@@ -126,7 +126,11 @@ RUNAWAY = Monitor(
     words=f"share of dropout rates above {pruning.HIGH}",
 )
 
-SEARCH_GRID = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}
+SEARCH_GRID = {
+    "lr": (0.02, 0.07, 0.2),
+    "hyper_lr": (0.01, 0.09, 0.9, 3.0),
+    "beta": (1.0, 10.0, 100.0),
+}
 
 
 @rebuildable
