@@ -33,6 +33,7 @@ from pyrofl.models.regression.priors import of
 from pyrofl.models.regression.program import coefficients
 from pyrofl.models.regression.ratio_figures import caterpillar, funnel
 from pyrofl.models.regression.result_tables import interval_table, ratio_table
+from pyrofl.models.regression.survival_curves import restricted_mean, survival
 
 __all__ = [
     "caterpillar",
@@ -44,8 +45,10 @@ __all__ = [
     "predict",
     "r2",
     "ratios",
+    "restricted_mean",
     "row_draws",
     "standardize",
+    "survival",
 ]
 
 # Standard deviations around the mean, over which a conditional effect is shown.

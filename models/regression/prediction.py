@@ -369,11 +369,7 @@ def predict_rows(
             "pyrofl.effects.conditional for log relative hazards, or family 'weibull'"
         )
     drawn = posterior_draws(fitted, draws)
-    if client is not None:
-        check_name(client, drawn.clients, "client")
-    frame = read_table(design, x, NEW if client is None else client)
-    _warn_of_far_rows(design, frame)
-    owners = _owners(design, drawn, x, client, len(frame))
+    frame, owners = new_rows(design, drawn, x, client)
     seed = drawn.seed if seed is None else seed
     each = {
         name: _of_client(method, drawn, frame[[one == name for one in owners]], name, seed)
@@ -390,6 +386,24 @@ def predict_rows(
         f"regression for {'; '.join(descriptions)}, {len(next(iter(drawn.sites.values())))} draws"
     )
     return Predictions(about, classes if mean.dim() > 1 else (), mean, values)
+
+
+def new_rows(
+    design: Design, drawn: RegressionDraws, x: Any, client: str | None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return new rows of a table, as `read_table` does, and the client of each, which may be new.
+
+    Raises:
+        ValueError: as `read_table`, or if the client is unknown or the rows name another one.
+
+    Warns:
+        UserWarning: if a number is far from those of training.
+    """
+    if client is not None:
+        check_name(client, drawn.clients, "client")
+    frame = read_table(design, x, NEW if client is None else client)
+    _warn_of_far_rows(design, frame)
+    return frame, _owners(design, drawn, x, client, len(frame))
 
 
 def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:

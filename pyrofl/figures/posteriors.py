@@ -25,6 +25,7 @@ __all__ = [
     "pooling",
     "posterior_differences",
     "shrinkage",
+    "survival",
 ]
 
 MOST_ROWS = 30  # that can be read one by one
@@ -394,3 +395,37 @@ def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
     note = f"{'band' if is_number else 'bar'}s: {low} to {high}"
     about = f"Expected {title or table.attrs['response']} by {' and '.join([column, *keys])}"
     return with_legend(figure, [axes], looks, note, ax, about)
+
+
+def survival(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
+    """Plot survival curves with their bands, one color for each curve.
+
+    Curves of Cox models and of Kaplan and Meier are steps; others are straight between the times.
+
+    Args:
+        table: what `pyrofl.effects.survival` or `pyrofl.kaplan_meier` returns.
+        title: of the axis of times, with its unit; by default "time".
+        ax: where to draw; None makes a figure.
+    """
+    by, low, high = table.attrs["by"], *(c for c in table.columns if str(c).endswith("%"))
+    curves = {f"{by} {key}": part for key, part in table.groupby(by, sort=False)} if by else {}
+    curves = curves or {"survival": table}
+    figure, axes = style.one_panel(5.4, 3.8, ax)
+    looks = {
+        name: {**look, "marker": None, "label": name} for name, look in style.styles(curves).items()
+    }
+    is_step = table.attrs["steps"]
+    for name, part in curves.items():
+        look, at = looks[name], part["time"].to_numpy()
+        band: dict[str, Any] = {"step": "post"} if is_step else {}
+        low_end, high_end = part[low].to_numpy(), part[high].to_numpy()
+        axes.fill_between(
+            at, low_end, high_end, **band, color=look["color"], alpha=0.2, linewidth=0
+        )
+        draw = "steps-post" if is_step else "default"
+        axes.plot(at, part["mean"].to_numpy(), drawstyle=draw, **look)
+    axes.set_xlabel(style.plain(title or "time"))
+    axes.set_ylabel("survival probability")
+    axes.set_ylim(-0.02, 1.02)
+    note = f"bands: {low} to {high}"
+    return with_legend(figure, [axes], looks, note, ax, "Survival probability by time")

@@ -17,7 +17,8 @@ QUESTIONS = {
     "How sure is each client?": "shrinkage pooling forest narrowing entropies",
     "Are the intervals and probabilities right?": "coverage coverage_by_client ranks "
     "reliability reliability_by_client predictive_checks",
-    "How does a response depend on a covariate?": "conditional lines parameters_by_covariate",
+    "How does a response depend on a covariate?": "conditional survival lines "
+    "parameters_by_covariate",
     "Which method is best?": "comparison curves differences clients tuning",
     "Has the fit converged, and to the right posterior?": "convergence "
     "posterior_differences watched",
