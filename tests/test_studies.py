@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 from dying import Nursery
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
@@ -300,6 +301,21 @@ def test_studies_of_distributed_data_partition_them(paper: str, name: str, case:
     assert all(len(rows) for rows in (*data.train, *data.test))
     if name == "table4":
         assert data.names == tuple(f"f{i:04}_{i}" for i in range(5))
+
+
+def test_a_study_trains_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a GPU, double precision stands for the device, as both are given to `to`."""
+    move = harness.Federation.to
+    devices = {"cpu": torch.float32, "cuda": torch.float64}
+    monkeypatch.setattr(
+        harness.Federation, "to", lambda data, name, *of: move(data, devices.get(name, name), *of)
+    )
+    study = STUDIES["fedbe", "table1"]
+    for device, kind in devices.items():
+        trial = study.trial("smoke", "Step, ConvNet", "FedBE", data_dir=folder, device=device)
+        assert trial.task.data.x.dtype == trial.task.data.server_data.dtype == kind
+    run = trial.fit(rounds=1)
+    assert {value.dtype for value in run.state.server.values()} == {torch.float64}
 
 
 def test_the_first_writers_are_used(folder: Path):

@@ -2,10 +2,11 @@
 
 Three parts: every method, with its defaults, gives on the GPU what it gives on the CPU; a round of
 five methods and three networks for 20, 100 and 1,000 clients, against a loop that trains one client
-after another; the first rounds of a run of pFedVEM's table 1 at the size of the paper. A row is
+after another; the first rounds of two or three rows of a table of each of five papers, at the size
+of the paper and by the code of papers/reproduce.py, and the hours of all rounds and seeds. A row is
 written as soon as it is measured, and what does not fit into --seconds is listed as left out.
 
-Run: sh examples/benchmarks/gpu.sh [--seconds 420] [--data npz:fashion_mnist.npz] [--out FOLDER]
+Run: sh examples/benchmarks/gpu.sh [--seconds 420] [--data-dir DIR] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import csv
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -31,9 +34,25 @@ from pyrofl import datasets, federations, nets
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.participation import bernoulli, everyone
+from pyrofl.inference.engine.participation import everyone
 from pyrofl.tensors import Tensors, generator
 
+sys.path.append(str(Path(__file__).parent.parent / "papers"))
+
+import cost  #
+import made_up
+import reproduce
+from harness import Trial
+
+PAPERS = {  # paper -> study, column, rows
+    "pfedvem": ("table1_cifar100", "50 clients", ("FedAvg", "pFedMe", "pFedVEM")),
+    "pfedmb": ("table2", "CIFAR-100, 15", ("FedAvg", "pFedMB")),
+    "metavd": ("table1", "CIFAR-10, Dirichlet(0.5)", ("Reptile", "Reptile + MetaVD")),
+    "fedbe": ("table1", "Step, ConvNet", ("FedAvg", "FedBE")),
+    "fedabml": ("table1", "CIFAR-10, 2 classes", ("FedAvg + FT", "FedABML")),
+}
+TABLE = ("paper", "study", "column", "row", "rounds", "first_s", "round_s", "hours")
+TABLE += ("personal", "global", "note")
 MANY = 1_000_000  # rounds; only those that are timed are run
 TOLERANCE = 1e-4  # of a state, relative to its largest number
 SEQUENTIAL = 20  # clients of a loop that are timed; its time for all is proportional
@@ -54,11 +73,12 @@ Write = Callable[..., None]
 
 
 def main() -> None:
-    """Run the parts in turn, until the time is used."""
+    """Run the parts in turn, each in an equal part of the time that is left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=420.0, help="Time for all parts.")
     parser.add_argument("--device", default="cuda", help="PyTorch device (default: cuda).")
-    parser.add_argument("--data", help="Data set of the table, such as npz:fashion_mnist.npz.")
+    parser.add_argument("--data-dir", type=Path, help="As of papers/reproduce.py.")
+    parser.add_argument("--size", choices=["paper", "smoke"], default="paper")
     parser.add_argument("--parts", nargs="+", default=["equality", "speed", "table"])
     parser.add_argument("--methods", nargs="+", help="Methods to compare with the CPU.")
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100, 1000])
@@ -68,23 +88,27 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     end = perf_counter() + args.seconds
     print(torch.__version__, torch.cuda.get_device_name() if device.type == "cuda" else "CPU")
-    for part in args.parts:
-        work = {"equality": compare_methods, "speed": time_methods, "table": run_table}[part]
-        work(args, device, end)
+    for place, part in enumerate(args.parts):
+        now = perf_counter()
+        until = now + (end - now) / (len(args.parts) - place)
+        work = {"equality": compare_methods, "speed": time_methods, "table": run_tables}[part]
+        work(args, device, until)
 
 
 def rows_of(path: Path, head: tuple[str, ...]) -> Write:
     """Return a function that appends a row to a table, prints it, and keeps nothing back."""
-    file = path.open("w", newline="", buffering=1)
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(head)
+
+    def append(row: Iterable[object], mode: str = "a") -> None:
+        with path.open(mode, newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
 
     def write(**values: object) -> None:
         row = [values.get(name, "") for name in head]
         row = [f"{v:.4g}" if isinstance(v, float) else v for v in row]
-        lines.writerow(row)
+        append(row)
         print(*row, sep=" | ", flush=True)
 
+    append(head, "w")
     return write
 
 
@@ -238,46 +262,61 @@ def refuse_bfloat16(write: Write, device: torch.device) -> None:
         write(**case, note=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
-# Part 3: a run of pFedVEM's table 1.
+# Part 3: a table of each paper.
 
 
-def run_table(args: argparse.Namespace, device: torch.device, end: float) -> None:
-    """Run rounds of 100 clients with all 60,000 images, as far as time allows."""
-    if not args.data:
-        print("--data is not given: the table is left out")
-        return
-    write = rows_of(
-        args.out / "gpu_table.csv", ("method", "rounds", "seconds", "personal", "global")
-    )
-    net = nets.build("mlp:100", (1, 28, 28), 10)
-    data = federations.split(
-        datasets.load(args.data), "slices:5", 100, seed=0, test="labels_global"
-    )
-    data = data.to(device)
-    methods = {"pfedvem": {}, "fedavg": {"lr": 0.01}, "fedper": {"lr": 0.03}}
-    for place, (name, settings) in enumerate(methods.items()):
-        method = import_module(f"pyrofl.models.{name}").build(net, **settings)
-        share = (end - perf_counter()) / (len(methods) - place)
-        begin, run = perf_counter(), None
-        while run is None or (run.state.number < 100 and perf_counter() - begin < share):
-            run = pyrofl.fit(
-                method,
-                data,
-                10 if run is None else run.state.number + 10,
-                resume_from=run.state if run else None,
-                participation=bernoulli(0.1),
-                progress=False,
-                eval_every=0,
-                chunk_size=100,
-            )
-        seconds = perf_counter() - begin
-        scores: dict[str, object] = {}
-        if "personal" in method.views:
-            scores["personal"] = run.evaluate(model="personal").mean("accuracy")
-        if "global" in method.views:
-            pooled = run.evaluate(model="global", population="pooled")
-            scores["global"] = pooled.mean("accuracy")
-        write(method=name, rounds=run.state.number, seconds=seconds, **scores)
+def run_tables(args: argparse.Namespace, device: torch.device, end: float) -> None:
+    """Run rounds of each row, in an equal part of the time that is left."""
+    write = rows_of(args.out / "gpu_table.csv", TABLE)
+    rows = [(paper, *of[:2], row) for paper, of in PAPERS.items() for row in of[2]]
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir = args.data_dir
+        if args.size == "smoke" and data_dir is None:
+            data_dir = Path(folder)
+            made_up.write_all(data_dir)
+        for place, (paper, name, case, row) in enumerate(rows):
+            study = reproduce.studies(paper)[name]
+            case = case if args.size == "paper" else next(iter(study.cases))
+            about = {"paper": paper, "study": name, "column": case, "row": row}
+            if perf_counter() > end:
+                write(**about, note="left out: no time")
+                continue
+            if reason := reproduce.missing(study, args.size, case, row, data_dir):
+                write(**about, note=f"left out: {reason}")
+                continue
+            try:
+                grid = next(iter(study.grid), "")
+                trial = study.trial(args.size, case, row, grid, 0, data_dir, str(device))
+                share = (end - perf_counter()) / (len(rows) - place)
+                runs = len(reproduce.SEEDS["paper"]) * max(1, len(study.grid))
+                write(**about, **run_row(trial, share, runs))
+            except Exception as error:  # such as too little memory
+                note = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+                write(**about, note=note)
+
+
+def run_row(trial: Trial, share: float, runs: int) -> dict[str, object]:
+    """Run rounds until a time is used; return their number, seconds and the scores after them.
+
+    `hours` are those of all rounds of all seeds and settings of the grid, which are `runs`.
+    """
+    rounds, how = trial.settings.rounds, {"eval_every": 0, "chunk_size": trial.task.data.clients}
+    begin = perf_counter()
+    run = trial.fit(rounds=1, **how)
+    first = pace = perf_counter() - begin
+    while run.state.number < rounds and perf_counter() - begin + pace < share:
+        more = max(1, int((share - (perf_counter() - begin)) / pace / 2))
+        run = trial.fit(rounds=min(rounds, run.state.number + more), resume_from=run, **how)
+        pace = (perf_counter() - begin - first) / (run.state.number - 1)
+    hours = cost.Cost(pace, 1.0).hours(rounds, runs)
+    of = {"rounds": run.state.number, "first_s": first, "round_s": pace, "hours": hours}
+    scores: dict[str, object] = {}
+    if "personal" in run.method.views:
+        scores["personal"] = run.evaluate(model="personal").mean("accuracy")
+    if "global" in run.method.views:
+        pooled = run.evaluate(model="global", population="pooled")
+        scores["global"] = pooled.mean("accuracy")
+    return of | scores
 
 
 if __name__ == "__main__":

@@ -88,10 +88,11 @@ def short(value: Any) -> str:
 
 
 def machine() -> str:
-    """Return the processor, the number of its cores and the version of torch."""
+    """Return the processor, the number of its cores, the GPU and the version of torch."""
     found = re.search(r"model name\s*: (.*)", _text(Path("/proc/cpuinfo")))
     name = found[1] if found else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores, {gpu}torch {torch.__version__}"
 
 
 def _text(path: Path) -> str:

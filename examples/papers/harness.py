@@ -148,13 +148,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a study: a method with its settings, data and seed."""
+    """One run of a study: a method with its settings, data, seed and device."""
 
     settings: Settings
     method: str
     words: tuple[str, ...]
     seed: int
     data_dir: Path | None = None
+    device: str = "cpu"
 
     @cached_property
     def task(self) -> Task:
@@ -175,6 +176,7 @@ class Trial:
         )
         if s.server_rows and data.server_data is not None:
             data = replace(data, server_data=data.server_data[: s.server_rows])
+        data = data.to(self.device)
         net = nets.build(s.net, tuple(data.x.shape[1:]), len(data.classes))
         seeds = Seeds(self.seed, self.seed, self.seed)
         return Task(self.seed, self.seed, seeds, data, net, dataset.likelihood)
@@ -279,11 +281,12 @@ class Study:
         grid: str = "",
         seed: int = 0,
         data_dir: Path | None = None,
+        device: str = "cpu",
     ) -> Trial:
         """Return one run of the study."""
         words = self.words(size, case, name, grid)
         method = self.entries[name].method
-        return Trial(self.settings(size, case, name), method, words, seed, data_dir)
+        return Trial(self.settings(size, case, name), method, words, seed, data_dir, device)
 
     def runs(self, size: str) -> list[tuple[str, str, str]]:
         """Return the column, row and grid setting of every run of a size.

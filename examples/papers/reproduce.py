@@ -75,7 +75,8 @@ def execute(
     head = ("case", "row", "grid", "seed", *study.metrics)
 
     def measure(case: str, name: str, grid: str, seed: int) -> Iterator[list[float | None]]:
-        scores = study.measure(study.trial(size, case, name, grid, seed, data_dir))
+        trial = study.trial(size, case, name, grid, seed, data_dir, only.device)
+        scores = study.measure(trial)
         yield [scores.get(metric) for metric in study.metrics]
 
     cells = selected(study, size, data_dir, only)
@@ -91,7 +92,7 @@ def predict(
     """Time a round of each row and column, and print the expected hours of all runs."""
 
     def measure(case: str, name: str) -> Iterator[list[float]]:
-        trial = study.trial(size, case, name, grid, data_dir=data_dir)
+        trial = study.trial(size, case, name, grid, data_dir=data_dir, device=only.device)
         timed = cost.estimate(trial)
         runs = len(SEEDS[size]) * max(1, len(study.grid))
         yield [*timed, timed.hours(trial.settings.rounds, runs)]
@@ -119,6 +120,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", help="Default: 1, 3 or 5 by size.")
     parser.add_argument("--cases", nargs="+", help="Columns of the table (default: all).")
     parser.add_argument("--rows", nargs="+", help="Rows of the table (default: all).")
+    parser.add_argument("--device", default="cpu", help="PyTorch device, such as cuda.")
     parser.add_argument("--out", type=Path, help="Folder (default: results/PAPER/SIZE).")
     parser.add_argument(
         "--estimate", action="store_true", help="Only time a round of each row; print hours."
