@@ -48,6 +48,7 @@ def frames():
     return found
 
 
+BOUNDS = [0.2, 0.4, 0.7, 1.0, 1.6]  # of Kaplan-Meier curves
 RIGHT = "x + g"
 PROBLEMS = {
     "gaussian": (f"y ~ {RIGHT}", {}),

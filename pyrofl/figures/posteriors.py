@@ -403,7 +403,7 @@ def survival(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
     Curves of Cox models and of Kaplan and Meier are steps; others are straight between the times.
 
     Args:
-        table: what `pyrofl.effects.survival` or `pyrofl.kaplan_meier` returns.
+        table: what `pyrofl.effects.survival` or `pyrofl.kaplan_meier` returns, or some of its rows.
         title: of the axis of times, with its unit; by default "time".
         ax: where to draw; None makes a figure.
     """
@@ -414,7 +414,7 @@ def survival(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
     looks = {
         name: {**look, "marker": None, "label": name} for name, look in style.styles(curves).items()
     }
-    is_step = table.attrs["steps"]
+    is_step, value = table.attrs["steps"], "survival" if "survival" in table else "mean"
     for name, part in curves.items():
         look, at = looks[name], part["time"].to_numpy()
         band: dict[str, Any] = {"step": "post"} if is_step else {}
@@ -423,7 +423,7 @@ def survival(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
             at, low_end, high_end, **band, color=look["color"], alpha=0.2, linewidth=0
         )
         draw = "steps-post" if is_step else "default"
-        axes.plot(at, part["mean"].to_numpy(), drawstyle=draw, **look)
+        axes.plot(at, part[value].to_numpy(), drawstyle=draw, **look)
     axes.set_xlabel(style.plain(title or "time"))
     axes.set_ylabel("survival probability")
     axes.set_ylim(-0.02, 1.02)

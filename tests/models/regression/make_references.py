@@ -1,4 +1,6 @@
-"""Maximum likelihood estimates of the problems by statsmodels and lifelines: references.json.
+"""Estimates of the problems, and Kaplan-Meier curves, by statsmodels and lifelines.
+
+They are in references.json.
 
 Run `PYTHONPATH=tests python tests/models/regression/make_references.py` where statsmodels and
 lifelines are installed.
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from regression_problems import PROBLEMS, frames
+from regression_problems import BOUNDS, PROBLEMS, frames
 
 
 def main():
@@ -119,7 +121,24 @@ def main():
         values.pop("zero", None)
     packages = {name: version(name) for name in ("statsmodels", "lifelines", "numpy")}
     place = Path(__file__).with_name("references.json")
-    place.write_text(json.dumps({"packages": packages, "estimates": found}, indent=1) + "\n")
+    found = {"packages": packages, "estimates": found, "kaplan_meier": kaplan_meier(table)}
+    place.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def kaplan_meier(table):
+    """Return survival and band by client and of all rows, of times rounded up to bounds."""
+    from lifelines import KaplanMeierFitter
+
+    parts = {**{name: part for name, part in table.groupby("client")}, "all": table}
+    found = {}
+    for name, part in parts.items():
+        ends = np.array([*BOUNDS, np.inf])[np.searchsorted(BOUNDS, part["time"])]
+        seen = part["seen"] * np.isfinite(ends)
+        fit = KaplanMeierFitter().fit(np.where(np.isfinite(ends), ends, 1e6), seen)
+        curves = [fit.survival_function_, fit.confidence_interval_]
+        columns = pd.concat(curves, axis=1).loc[BOUNDS].to_numpy().T.tolist()
+        found[name] = dict(zip(("survival", "low", "high"), columns, strict=True))
+    return found
 
 
 if __name__ == "__main__":
