@@ -19,6 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 import pandas as pd
+from papers.settings import digest
 
 from pyrofl import figures
 from pyrofl.cli import main
@@ -108,6 +109,7 @@ def about(method):
         "method": method,
         "chosen": words(tuned["chosen"]) if tuned else FAILED,
         "grid": grid(method),
+        "defaults": digest(method),
         "tune_seeds": 1 + max(t["seed"] for t in tuned["trials"]) if tuned else None,
         "finalists": 1 + len(tuned["margins"]) if tuned else None,
         "runner_up": words(second["setting"]) if second else None,

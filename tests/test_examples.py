@@ -77,7 +77,7 @@ OF_PAPERS = [
     p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity" and p.stem != "studies"
 ]
 QUICKEST = {"quickstart", "new_client", "own_sites", "pfedvem_table", "pull"}
-QUICKEST |= {"regimes"}
+QUICKEST |= {"regimes", "rounding"}
 
 
 def quick(scripts: list[Path]) -> list[Path]:

@@ -130,6 +130,7 @@ OWN_RATES = {  # scripts whose pages state their settings, and claim no tuning o
     *("pfedmb_pairs.py", "papers/pfedmb/others.py"),  # each method at the best of its own rates
     *("fedabml_new_clients.py", "fedabml_entropy.py", "papers/fedbe/students.py"),
     *("fedbe_swiss_roll.py", "papers/metavd/regimes.py", "papers/metavd/pull.py"),
+    "papers/pfedvem/rounding.py",
 }
 
 

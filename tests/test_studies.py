@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from pathlib import Path
 from statistics import mean
@@ -171,6 +172,17 @@ def test_a_chosen_number_at_an_edge_is_marked_and_a_wider_grid_too(
         "fedavg": {"lr": "largest"},
         "fedprox": {"lr": "largest, grid since widened"},
     }
+
+
+@pytest.mark.parametrize("budget", ["budget.csv", "cifar10/budget.csv"])
+def test_tuned_rows_are_of_todays_defaults_or_marked(budget: str):
+    """A row that a change of defaults altered is made again, or its digest is emptied."""
+    lines = harness.read(PAPERS / "tuned" / budget)
+    old = {x["method"] for x in lines if x["defaults"] != settings.digest(x["method"])}
+    assert old == {x["method"] for x in lines if not x["defaults"]}
+    page = (PAPERS.parent / "NUMBERS.md").read_text()
+    (sentence,) = re.findall(r"Rows of (.+) were measured before their defaults changed", page)
+    assert old == set(re.findall("`([^`]+)`", sentence))
 
 
 def test_grids_are_wider_where_both_tunings_chose_the_same_edge():

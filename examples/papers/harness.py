@@ -6,8 +6,6 @@ three sizes run the same code. Its results are rows of a CSV file, which say how
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,18 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from files import Lines, in_words, read, spread  # noqa: F401
-from settings import tuned, usual
+from settings import accepted_settings, digest, tuned, usual
 
 import pyrofl
 from pyrofl import Federation, datasets, federations, nets
 from pyrofl.data import Dataset
-from pyrofl.experiments.methods import builds, methods
-from pyrofl.experiments.settings import accepted
+from pyrofl.experiments.methods import methods
 from pyrofl.experiments.tasks import Task, participation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.participation import Stragglers
-from pyrofl.models import fedavg
 from pyrofl.tensors import generator
 
 if TYPE_CHECKING:
@@ -256,7 +252,7 @@ class Study:
     def words(self, size: str, case: str, name: str, grid: str = "") -> tuple[str, ...]:
         """Return the settings of the method: shared ones, those chosen, those of its row."""
         entry, settings = self.entries[name], self.settings(size, case, name)
-        known = _accepted(entry.method)
+        known = accepted_settings(entry.method)
         words = {w.partition("=")[0]: w for w in settings.words if w.partition("=")[0] in known}
         if self.tuning:
             words |= tuned(self.tuning).get(entry.method, {})
@@ -271,7 +267,7 @@ class Study:
         words = [w for w in self.words(size, case, name) if w.startswith(f"{setting}=")]
         if words:
             return words[-1].partition("=")[2]
-        return str(usual(method, setting)) if setting in _accepted(method) else None
+        return str(usual(method, setting)) if setting in accepted_settings(method) else None
 
     def trial(
         self,
@@ -323,23 +319,6 @@ class Study:
 
 
 SMOKE: dict[str, Any] = {"rounds": 2, "per_class": 12, "tested": 4, "net": "mlp:8"}
-
-
-@lru_cache
-def _accepted(method: str) -> frozenset[str]:
-    return frozenset(accepted(builds()[method]))
-
-
-@lru_cache
-def digest(method: str) -> str:
-    """Return a short hash of a method's defaults, which changes when one of them does."""
-    shared = inspect.signature(fedavg.build).parameters
-    defaults = {
-        n: p.default
-        for n, p in {**shared, **inspect.signature(builds()[method]).parameters}.items()
-    }
-    plain = {n: getattr(v, "__name__", v) for n, v in defaults.items() if n in _accepted(method)}
-    return hashlib.sha256(repr(sorted(plain.items())).encode()).hexdigest()[:8]
 
 
 def located(name: str, data_dir: Path | None) -> tuple[str, dict[str, str]]:

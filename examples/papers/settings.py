@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import hashlib
 import inspect
 import shlex
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.experiments.methods import builds
-from pyrofl.experiments.settings import read_settings
+from pyrofl.experiments.settings import accepted, read_settings
 from pyrofl.models import fedavg
 
 HERE = Path(__file__).parent
@@ -123,3 +124,23 @@ def usual(method: str, setting: str) -> Any:
         if setting in (known := inspect.signature(build).parameters):
             return known[setting].default
     raise ValueError(f"{method} has no setting {setting!r}; expected one of its `build`")
+
+
+@lru_cache
+def accepted_settings(method: str) -> frozenset[str]:
+    """Return the names of a method's settings."""
+    return frozenset(accepted(builds()[method]))
+
+
+@lru_cache
+def digest(method: str) -> str:
+    """Return a short hash of a method's defaults, which changes when one of them does."""
+    shared = inspect.signature(fedavg.build).parameters
+    defaults = {
+        n: p.default
+        for n, p in {**shared, **inspect.signature(builds()[method]).parameters}.items()
+    }
+    plain = {
+        n: getattr(v, "__name__", v) for n, v in defaults.items() if n in accepted_settings(method)
+    }
+    return hashlib.sha256(repr(sorted(plain.items())).encode()).hexdigest()[:8]

@@ -179,6 +179,18 @@ def at_chosen() -> str:
     return markdown(["clients", "method", *kinds], rows)
 
 
+def rounding() -> str:
+    """Return FedRep's accuracies with clients in chunks of two sizes, and their differences."""
+    rows = []
+    for rate, lines in by(read(HERE / "pfedvem/rounding.csv"), "lr").items():
+        sizes = by(lines, "chunk_size")
+        of = [numbers(some, "personal") for some in sizes.values()]
+        apart = ", ".join(f"{b - a:+.2f}" for a, b in zip(*of, strict=True))
+        rows.append([rate, *map(spread, of), apart])
+    head = [f"chunks of {size}" for size in sizes]
+    return markdown(["learning rate", *head, "differences of the seeds"], rows)
+
+
 def ablations() -> str:
     """Return the ablations of the two terms of pFedVEM's confidence."""
     of = hundred()
@@ -448,6 +460,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "at_chosen": at_chosen,
     "ablations": ablations,
+    "rounding": rounding,
     "smallest": smallest,
     "pairs": pairs,
     "others": lambda: others("Dirichlet"),
