@@ -20,6 +20,12 @@ COMMANDS = (
         "",
     ),
     (
+        "pfedvem/rounding.csv",
+        "table 1, rounding errors",
+        "examples/papers/pfedvem/rounding.py --data npz:fashion_mnist.npz",
+        "",
+    ),
+    (
         "pfedmb/pairs.csv",
         "table I, figure 3",
         "examples/pfedmb_pairs.py --data npz:fashion_mnist.npz",

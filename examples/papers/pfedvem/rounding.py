@@ -38,7 +38,7 @@ dataset = datasets.per_class(datasets.load(args.data), args.per_class)
 net = nets.build("mlp:50", tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 
-def measure(rate: float, seed: int, chunk_size: int) -> Iterator[list[float]]:
+def measure(rate: float, chunk_size: int, seed: int) -> Iterator[list[float]]:
     """Return the mean accuracy of personal models, in percent."""
     data = federations.split(dataset, "slices:5", args.clients, seed=seed, test="labels_global")
     run = pyrofl.fit(
@@ -54,10 +54,10 @@ def measure(rate: float, seed: int, chunk_size: int) -> Iterator[list[float]]:
 
 
 runs = [
-    (rate, seed, size) for rate in args.rates for seed in args.seeds for size in args.chunk_sizes
+    (rate, size, seed) for rate in args.rates for size in args.chunk_sizes for seed in args.seeds
 ]
 about = {"data": dataset.name, "clients": args.clients, "rounds": args.rounds}
-head = ("lr", "seed", "chunk_size", "personal")
+head = ("lr", "chunk_size", "seed", "personal")
 lines = files.fill(args.out, head, runs, measure, **about)
 for line in lines:
     print(*(f"{name} {line[name]}" for name in head))
