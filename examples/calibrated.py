@@ -17,6 +17,7 @@ from pyrofl import Federation, checks, figures, guides, likelihoods, nets
 from pyrofl.files.text_tables import markdown
 from pyrofl.inference.definition.metadata import SHARED
 from pyrofl.models import (
+    amortized,
     fald,
     fedabml,
     fedep,
@@ -107,6 +108,7 @@ ONE = [
 ]
 # Local parameters: w_j of each client; the server learns the mean and spread of their population.
 OWN = [
+    ("amortized", "", amortized.build(net, init_scale=1.0, **linear), 20),
     (
         "fedpop",
         "chain",

@@ -13,7 +13,7 @@ intervals.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -183,7 +183,8 @@ def sbc(
             replications in each.
         chunk_size: clients per vectorized batch.
         allow_diverged: also rank fits that diverged; see `pyrofl.inference.monitoring.status`.
-        what: further arguments of `pyrofl.posterior`: model and adaptation.
+        what: further arguments of `pyrofl.posterior`: model and adaptation. With rounds=0, the
+            `server` of a fitted run and adaptation="fine_tune", the ranks are those of new clients.
 
     Returns:
         The ranks of all sites; see `Ranks`.
@@ -224,7 +225,9 @@ def sbc(
     for r, (state, bad) in enumerate(fits):
         seen = {}
         if not bad:
-            seen = posterior(last, template, state, draws, seed=seeds[r], **what)
+            # Adaptation trains on the responses of this replication.
+            simulated_data = replace(template, y=y[r].to(template.y))
+            seen = posterior(last, simulated_data, state, draws, seed=seeds[r], **what)
             bad = _not_finite(seen)
         true_values = {n: v.value[r] for n, v in truth.items()}
         if bad:

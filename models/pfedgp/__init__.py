@@ -57,9 +57,9 @@ from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
+from pyrofl.models.shared.linear_head import parted, without_noise
 from pyrofl.models.shared.personal_copies import own, start_own
 from pyrofl.nets import Network
-from pyrofl.nets.architectures import Noise
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
@@ -251,30 +251,6 @@ def build(
             "and no guide has parameters of its own for f; use run.predict or run.posterior",
         ),
     )
-
-
-def without_noise(net: Network) -> tuple[Network, list[str]]:
-    """Return the network without a final noise layer, and that layer's parameter names."""
-    if type([net.module, *net.module.children()][-1]) is not Noise:
-        return net, []
-    *_, name = net.shapes
-    cut = net.split(name)
-    assert cut is not None  # it is a layer of a sequential network
-    return cut[0], [name]
-
-
-def parted(net: Network) -> tuple[Network | None, int, int]:
-    """Return the network below its head, and the head's numbers of inputs and outputs."""
-    head, cut = net.select_params(net.head), net.split(net.head)
-    weight = max(head.values(), key=len)
-    alone = len(head) == len(net.shapes)
-    if len(head) > 2 or len(weight) not in (1, 2) or not (alone or cut):
-        raise ValueError(
-            f"the network's head is {net.head!r}; expected one fully connected layer at the end of "
-            "a sequential network, in whose place the Gaussian process comes"
-        )
-    outputs, features = weight if len(weight) == 2 else (1, *weight)
-    return (cut[0] if cut else None), features, outputs
 
 
 def spaced(size: Tensor, most: int) -> Tensor:

@@ -19,7 +19,7 @@ QUESTIONS = (
     ("rough uncertainty enough?", (
         ("clients of unequal size", "pfedvem"),
         ("few rows", "pfedbayes  pfedgp"),
-        ("new clients join often", "fedabml  metavd"),
+        ("new clients join often", "fedabml  metavd  amortized"),
         ("a shared and a personal part", "virtual  fedpop"),
         ("the server has unlabeled rows", "fedbe  predbayes"),
         ("one model, many local steps", "fedpa"),
