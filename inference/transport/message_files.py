@@ -1,26 +1,25 @@
 """Messages as signed files, for clients without open ports: by e-mail or in a shared folder.
 
-    write_message(path, {"train": request}, key, study="mortality", sender="server")
-    records = read_message(path, key, study="mortality", sender="server")           at the client
-    write_message(path, {"train": client.train(records["train"])}, key, study="mortality",
-                  sender="bern", answers=message_id(records))
-    reply = read_message(path, key, study="mortality", sender="bern",
-                         answers=message_id({"train": request}))                    at the server
+    write_message(path, {"train": request}, server_key, study="mortality", sender="server",
+                  recipient="bern")
+    message = read_message(path, {"server": public_key}, study="mortality")          at the client
+    write_message(path, {"train": client.train(message.records["train"])}, client_key,
+                  study="mortality", sender="bern", recipient="server", answers=message.id)
 
-A file is a JSON text. Its signature is an HMAC with SHA-256 of a key that the server shares with
-one client, so that neither the sender nor the content can be changed on the way. A reply names the
-request that it answers, by the hash of its content, and is refused as a reply to any other: a reply
-to an earlier round cannot be sent again. Requests do not change until they are answered, so nothing
-has to be stored in between; weeks may pass. Files are signed, not encrypted.
+A file is a JSON text with tensors in safetensors format; it has no code. Its signature is ECDSA
+with SHA-384 and the sender's key, as `ssh-keygen -t ecdsa` makes it, so that neither sender nor
+content can be changed on the way. A reply names the request that it answers, by the hash of its
+content, so that a reply to an earlier round cannot be sent again. Files are signed, not encrypted.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,54 @@ from pyrofl.files.run_folder import write_json
 from pyrofl.inference.transport.message_checks import MAX_QUOTED_CHARACTERS, one_line
 from pyrofl.inference.transport.records import Records, deserialize, serialize
 
-VERSION = 1
-MIN_KEY_BYTES = 16  # bytes
+VERSION = 2
 MAX_FILE_BYTES = 2_000_000_000  # bytes of a file
-ENTRIES = ("version", "study", "sender", "answers", "words", "tensors", "signature")
+MAX_KEY_BYTES = 10_000  # bytes of a file with a key
+TEXTS = ("study", "sender", "recipient", "answers", "words", "tensors", "signature")
+ENTRIES = ("version", "number", *TEXTS)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Message of a signed file, whose sender is verified.
+
+    Attributes:
+        study: name of the study.
+        sender: name of the client, or "server".
+        recipient: as `sender`.
+        number: of a request, counted from 1 for each client; that of the request for replies.
+        answers: `message_id` of the request that a reply answers; "" for requests.
+        records: label -> request or reply.
+        id: `message_id` of the records.
+    """
+
+    study: str
+    sender: str
+    recipient: str
+    number: int
+    answers: str
+    records: Records
+    id: str
 
 
 def message_id(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a hash of the content of a message, which its reply names."""
-    content, text = serialize(records)
-    return hashlib.sha256(b"%d " % len(content) + content + text.encode()).hexdigest()
+    return _id(*serialize(records))
+
+
+def _id(content: bytes, words: str) -> str:
+    return hashlib.sha256(b"%d " % len(content) + content + words.encode()).hexdigest()
 
 
 def write_message(
     path: str | Path,
     records: Mapping[str, Mapping[str, Any]],
-    key: bytes,
+    key: Any,
     *,
     study: str,
     sender: str,
+    recipient: str,
+    number: int = 1,
     answers: str = "",
 ) -> None:
     """Write a signed message to a file, which is replaced if it exists.
@@ -54,72 +82,131 @@ def write_message(
     Args:
         path: the file.
         records: label -> request or reply.
-        key: secret that the server shares with this client, at least 16 bytes.
-        study: name of the study.
+        key: private key of the sender, see `read_private_key`.
+        study: as in `Message`, and so are the others.
         sender: name of the client, or "server".
+        recipient: as `sender`.
+        number: of the request.
         answers: `message_id` of the request that a reply answers; "" for requests.
 
     Raises:
-        ValueError: if the key is too short, or a record has other values than messages have.
+        ValueError: if a record has other values than messages have.
     """
     content, words = serialize(records)
-    body = {"version": VERSION, "study": study, "sender": sender, "answers": answers}
-    body |= {"words": words, "tensors": base64.b64encode(content).decode()}
-    write_json(path, body | {"signature": _signature(body, key)})
+    body: dict[str, Any] = {"version": VERSION, "number": number, "study": study}
+    body |= {"sender": sender, "recipient": recipient, "answers": answers, "words": words}
+    body |= {"tensors": base64.b64encode(content).decode()}
+    write_json(path, body | {"signature": key.sign(_signed_text(body), _algorithm()).hex()})
 
 
-def read_message(
-    path: str | Path, key: bytes, *, study: str, sender: str, answers: str = ""
-) -> Records:
-    """Return the records of a signed message in a file.
+def read_message(path: str | Path, keys: Mapping[str, Any], study: str = "") -> Message:
+    """Return the message of a signed file.
 
     Args:
         path: the file.
-        key: secret that the server shares with this client.
-        study: expected name of the study.
-        sender: expected sender.
-        answers: `message_id` of the open request, for replies.
+        keys: name of each possible sender -> its public key, see `read_public_key`.
+        study: expected name of the study; "" is any.
 
     Raises:
-        ValueError: if the file is damaged or not signed with the key, or it is of another study or
-            sender, or a reply to another request.
+        ValueError: if the file is damaged, not signed with the key of its sender, or of another
+            study.
     """
     body = _read(Path(path))
-    signature = body.pop("signature")
-    if not hmac.compare_digest(str(signature).encode(), _signature(body, key).encode()):
+    signature, sender = body.pop("signature"), one_line(body["sender"], MAX_QUOTED_CHARACTERS)
+    if body["sender"] not in keys:
+        raise ValueError(f"{path} is of {sender}; expected a file of {', '.join(keys)}")
+    try:
+        keys[body["sender"]].verify(bytes.fromhex(signature), _signed_text(body), _algorithm())
+    except (ValueError, import_module("cryptography.exceptions").InvalidSignature):
         raise ValueError(
             f"{path} is not signed with the key of {sender}; expected an unchanged file of "
-            f"{sender}, and the same key at both sides"
-        )
-    for name, expected in (("version", VERSION), ("study", study), ("sender", sender)):
-        if body[name] != expected:
-            shown = one_line(body[name], MAX_QUOTED_CHARACTERS)
-            raise ValueError(f"{path}: {name} is {shown}; expected {expected}")
-    if body["answers"] != answers:
-        kind = "a reply to another request, such as of an earlier round" if answers else "a reply"
-        expected = "the reply to the last request" if answers else "a request"
-        raise ValueError(f"{path} is {kind}; expected {expected}")
-    return deserialize(base64.b64decode(body["tensors"]), body["words"])
+            f"{sender}, and the public key that belongs to its key"
+        ) from None
+    if study and body["study"] != study:
+        shown = one_line(body["study"], MAX_QUOTED_CHARACTERS)
+        raise ValueError(f"{path} is of study {shown}; expected a file of {study}")
+    content = base64.b64decode(body["tensors"])
+    about = {n: body[n] for n in ("study", "sender", "recipient", "number", "answers")}
+    records = deserialize(content, body["words"])
+    return Message(**about, records=records, id=_id(content, body["words"]))
+
+
+def read_private_key(path: str | Path) -> Any:
+    """Read the private key of a file that `ssh-keygen -t ecdsa -b 384 -N ""` made.
+
+    Raises:
+        ValueError: if it cannot be read, or is of another kind.
+    """
+    serialization = _cryptography("hazmat.primitives.serialization")
+    return _ecdsa(path, lambda text: serialization.load_ssh_private_key(text, None), "PrivateKey")
+
+
+def read_public_key(path: str | Path) -> Any:
+    """Read the public key of a file NAME.pub that `ssh-keygen` made; see `read_private_key`."""
+    serialization = _cryptography("hazmat.primitives.serialization")
+    return _ecdsa(path, serialization.load_ssh_public_key, "PublicKey")
+
+
+def _ecdsa(path: str | Path, load: Any, kind: str) -> Any:
+    """Return the ECDSA key of a file; raise ValueError if there is none."""
+    ec = _cryptography("hazmat.primitives.asymmetric.ec")
+    is_private = kind == "PrivateKey"
+    name = "private key, without password," if is_private else "public key NAME.pub"
+    expected = f'expected the {name} of `ssh-keygen -t ecdsa -b 384 -N "" -f NAME`'
+    try:
+        with open(path, "rb") as file:
+            key = load(file.read(MAX_KEY_BYTES))
+    except OSError as error:
+        raise ValueError(f"key {path} cannot be read: {error.strerror}; {expected}") from error
+    except Exception as error:  # whatever the file holds
+        reason = one_line(str(error), MAX_QUOTED_CHARACTERS)
+        raise ValueError(f"key {path} cannot be read: {reason}; {expected}") from error
+    if not isinstance(key, getattr(ec, f"EllipticCurve{kind}")):
+        raise ValueError(f"key {path} is of another kind; {expected}")
+    return key
+
+
+def _cryptography(module: str) -> Any:
+    try:
+        return import_module(f"cryptography.{module}")
+    except ImportError as error:
+        raise ValueError(
+            f"cryptography cannot be imported ({error}); expected pip install -e '.[flower]' in "
+            "the clone"
+        ) from error
+
+
+def _algorithm() -> Any:
+    hashes = _cryptography("hazmat.primitives.hashes")
+    return _cryptography("hazmat.primitives.asymmetric.ec").ECDSA(hashes.SHA384())
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the entries of a file; raise ValueError if it is no message."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file; expected a message")
+    if path.exists() and (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
     try:
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has {size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); expected a message") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; expected a message") from error
+    except (ValueError, RecursionError) as error:
+        reason = one_line(str(error), MAX_QUOTED_CHARACTERS)
+        raise ValueError(
+            f"{path} cannot be read ({reason}); expected a message, which may be cut off here"
+        ) from error
     is_message = isinstance(body, dict) and tuple(body) == ENTRIES
-    if not is_message or not all(isinstance(body[n], str) for n in ENTRIES[1:]):
-        raise ValueError(f"{path} is no message; expected a file of write_message")
+    if is_message and body["version"] != VERSION:
+        shown = one_line(body["version"], MAX_QUOTED_CHARACTERS)
+        raise ValueError(f"{path} has version {shown}; expected {VERSION}: use one pyrofl")
+    is_valid = is_message and type(body["number"]) is int
+    if not is_valid or not all(isinstance(body[n], str) for n in TEXTS):
+        raise ValueError(f"{path} is no message; expected a file of `pyrofl flower`")
     entries: dict[str, Any] = body
     return entries
 
 
-def _signature(body: Mapping[str, Any], key: bytes) -> str:
-    """Return the signature of a message's entries."""
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"the key has {len(key)} bytes; expected at least {MIN_KEY_BYTES}")
-    text = json.dumps(body, sort_keys=True).encode()
-    return hmac.new(key, text, hashlib.sha256).hexdigest()
+def _signed_text(body: Mapping[str, Any]) -> bytes:
+    """Return the text of a message's entries, which is signed."""
+    return json.dumps(body, sort_keys=True).encode()

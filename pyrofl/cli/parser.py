@@ -225,6 +225,23 @@ RULES = CommandOption(
     PATH,
     "Rules that messages of a site must satisfy (default: those of pyrofl.SiteRules).",
 )
+SITE: tuple[CommandOption, ...] = (  # of a site
+    CommandOption("--data FILE.csv", REQUIRED, "Rows of the site."),
+    CommandOption("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
+    CommandOption("--state DIR", REQUIRED, "Directory for client states and the log."),
+    CommandOption("--project DIR", PATH, "The site's copy of the project folder.", "."),
+    RULES,
+    CommandOption("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
+    CommandOption(
+        "--min-scored-rows N",
+        COUNT,
+        "Send a client's scores only if it has at least this number of test rows.",
+        MIN_SCORED_ROWS,
+    ),
+    CommandOption("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
+)
+KEY = CommandOption("--key FILE", PATH, "Private key of the site's node.")
+SHOW = CommandOption("--show", FLAG, "Print what would be sent, and exit.", False)
 FOLDER = CommandOption("folder DIR", PATH, "Project folder.")
 FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
     "new": ("write a project folder with example data", (FOLDER,)),
@@ -259,22 +276,44 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
         "connect a site to a server and train on the site's rows",
         (
             CommandOption("server HOST:PORT", TEXT, "Address of the server."),
-            CommandOption("--data FILE.csv", REQUIRED, "Rows of the site."),
-            CommandOption("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
-            CommandOption("--state DIR", REQUIRED, "Directory for client states and the log."),
-            CommandOption("--project DIR", PATH, "The site's copy of the project folder.", "."),
-            CommandOption("--key FILE", PATH, "Private key of the site's node."),
+            *SITE,
+            KEY,
             CA,
-            RULES,
-            CommandOption("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
+            SHOW,
+        ),
+    ),
+    "exchange": (
+        "run the server of a project by files, without network; repeat it after each reply",
+        (
+            FOLDER,
             CommandOption(
-                "--min-scored-rows N",
-                COUNT,
-                "Send a client's scores only if it has at least this number of test rows.",
-                MIN_SCORED_ROWS,
+                "--nodes DIR", REQUIRED, "Directory with public keys of sites, NAME.pub."
             ),
-            CommandOption("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
-            CommandOption("--show", FLAG, "Print what would be sent, and exit.", False),
+            CommandOption("--key FILE", REQUIRED, "Private key of the server."),
+            CommandOption(
+                "--messages DIR",
+                PATH,
+                "Directory of requests and of replies that arrived (default: OUT/messages).",
+            ),
+            CommandOption(
+                "--without NAME,...", TEXT, "Sites that the open exchange does not wait for."
+            ),
+            CommandOption(
+                "--ask-again NAME", TEXT, "Site that receives its requests again, from the first."
+            ),
+            *WAITING[2:],
+        ),
+    ),
+    "answer": (
+        "answer a request of `exchange` in a file, after a look at what leaves",
+        (
+            CommandOption("request FILE.json", PATH, "Request of the server."),
+            *SITE,
+            CommandOption("--key FILE", REQUIRED, "Private key of the site."),
+            CommandOption("--server-key FILE.pub", REQUIRED, "Public key of the server."),
+            CommandOption("--out FILE.json", PATH, "Reply (default: beside the request)."),
+            CommandOption("--yes", FLAG, "Write the reply without a question.", False),
+            SHOW,
         ),
     ),
     "rehearse": (
@@ -406,7 +445,7 @@ def parser() -> ArgumentParser:
     sites = add("flower", help="run a federation on separate machines (sites) with Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():
-        module = name if name in ("predict", "rehearse") else "commands"
+        module = "commands" if name in ("new", "up", "serve", "join") else name
         describe(add(name, help=about), load(f"flower.{module}:{name}"), rows)
     return top
 

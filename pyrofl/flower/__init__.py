@@ -4,6 +4,8 @@
     pyrofl flower up DIR --sites 3               everything on this machine, to try it
     pyrofl flower serve DIR --host 0.0.0.0 ...   at the server
     pyrofl flower join HOST:PORT --data ...      at every site
+    pyrofl flower exchange DIR --nodes ...       at the server, by files instead of a network
+    pyrofl flower answer REQUEST --data ...      at a site, which answers a file
     pyrofl flower predict STATE --rows ...       at a site, from the state that its clients keep
 
 Flower carries the messages; their content is that of `pyrofl.Server` and `pyrofl.Client`. Sites are
@@ -13,5 +15,6 @@ the order of the next, of all methods of the project.
 
 `project`, `rows` and `tables` define the study and the rows of a site, `site`
 and `coordinator` what both sides do, `apps` how Flower calls them, `processes` and `commands` start
-Flower's programs. Flower is imported only when one of its programs or apps starts.
+Flower's programs. `file_transport` carries messages
+by files. Flower is imported only when one of its programs or apps starts.
 """

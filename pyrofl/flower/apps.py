@@ -156,7 +156,9 @@ def server_app() -> Any:
         node_names = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
         whose = node_names and {int(node): name for node, name in node_names.items()}
         say = partial(_say, out / LOG_FILE)
-        write_json(end, _ended(project, out, GridTransport(grid), ServerSettings(*how, whose), say))
+        write_json(
+            end, run_study(project, out, GridTransport(grid), ServerSettings(*how, whose), say)
+        )
 
     return app
 
@@ -172,7 +174,7 @@ def _say(log: Path, text: str) -> None:
     append(log, f"{text}\n")
 
 
-def _ended(
+def run_study(
     folder: str, out: Path, transport: Any, settings: ServerSettings, say: Any
 ) -> dict[str, Any]:
     """Run all rounds of a study; return the exit code, error message and result tables."""

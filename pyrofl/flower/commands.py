@@ -194,15 +194,11 @@ def join(args: Namespace) -> None:
     """Print which data will leave the site; then participate in the study until it has ended."""
     from pyrofl.flower.disclosure import leaving
 
-    project = Project.read(args.project)
     safe = safe_node(args.server, args.key, args.ca)
-    rows = read(project, args.data, args.name)
-    rules = checked_rules(args.rules, project, args.name, rows)
-    state = Path(args.state).absolute()
-    node = {"name": args.name, "project": str(Path(args.project).absolute())}
-    node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
+    site, project, rows, rules = site_settings(args)
+    state, least = Path(site["state"]), site["min_scored_rows"]
+    node = {n: str(site[n]) for n in ("name", "project", "data", "state")}
     node |= ({"rejoin": "yes"} if args.rejoin else {}) | rules_of(args.rules)
-    least = None if args.no_scores else args.min_scored_rows
     node |= {"min-scored-rows": str(least or 0)}  # 0: no scores
     words_of(node)  # refuses what Flower could not read
     show(leaving(project, rows, least, rules))
@@ -230,6 +226,20 @@ def join(args: Namespace) -> None:
                 tell(f"{why}; trying again for {tries * RECONNECT_PAUSE:g} s\n")
             before = why
             time.sleep(RECONNECT_PAUSE)
+
+
+def site_settings(
+    args: Namespace,
+) -> tuple[dict[str, Any], Project, Federation | Tables, SiteRules]:
+    """Return the arguments of `Site`, the project, the rows, and the rules, which permit these."""
+    project = Project.read(args.project)
+    rows = read(project, args.data, args.name)
+    rules = checked_rules(args.rules, project, args.name, rows)
+    site: dict[str, Any] = {"name": args.name, "project": str(Path(args.project).absolute())}
+    site |= {"data": str(Path(args.data).absolute()), "state": str(Path(args.state).absolute())}
+    site |= {"rejoin": args.rejoin} | rules_of(args.rules)
+    site |= {"min_scored_rows": None if args.no_scores else args.min_scored_rows}
+    return site, project, rows, rules
 
 
 def followed_site(

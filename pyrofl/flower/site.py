@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,55 @@ class Site:
         return Client(self._built[key][method], self.data, self.project.seed, **how)
 
 
+@contextmanager
+def site_log(state: str | Path) -> Iterator[logging.Logger]:
+    """Yield the log of a site, whose file is in the folder of its state."""
+    Path(state).mkdir(parents=True, exist_ok=True)
+    log = logging.getLogger("pyrofl.flower.site")
+    opened = open_without_links(
+        Path(state) / LOG_FILE, os.O_WRONLY | os.O_APPEND, PRIVATE
+    )  # errors show values of rows
+    file = os.fdopen(opened, "a", encoding="utf-8", errors="backslashreplace")
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield log
+    finally:
+        log.removeHandler(handler)
+        file.close()
+
+
+def reply(site: Mapping[str, Any], records: Mapping[str, Flat], log: logging.Logger) -> Records:
+    """Return a site's reply to a server message, with lines in its log.
+
+    Args:
+        site: the arguments of `Site`, with the project's folder.
+        records: the message.
+        log: see `site_log`.
+    """
+    torch.set_num_threads(1)
+    log.info("came: %s", one_line(", ".join(sorted(records))))
+    if REFUSAL in records:
+        log.info("refused: by the server: %s", one_line(records[REFUSAL].get("why")))
+        return {}
+    answers: Records = {}
+    if records.keys() != {STUDY_COMPLETE}:
+        here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
+        answers = here.answer(records)
+    if STUDY_COMPLETE in records:
+        log.info("%s: the study is complete", STUDY_COMPLETE)
+    return answers
+
+
+def log_leaving(answers: Records, log: logging.Logger) -> None:
+    """Log which tensors leave the site with a reply."""
+    for what, flat in answers.items():
+        log.info("leaves: %s: %s", what, ", ".join(describe_tensors(flat)) or "no tensor")
+
+
 def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     """Return a site's reply to a server message: its results, or a refusal after an error.
 
@@ -242,48 +292,21 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
     name of a broken rule; the log at the site has the text. Names, numbers or versions that do not
     fit are sent in full, as is a program that does not suit the rows of a client.
     """
-    state = Path(site["state"])
-    state.mkdir(parents=True, exist_ok=True)
-    log = logging.getLogger("pyrofl.flower.site")
-    opened = open_without_links(
-        state / LOG_FILE, os.O_WRONLY | os.O_APPEND, PRIVATE
-    )  # errors show values of rows
-    file = os.fdopen(opened, "a", encoding="utf-8", errors="backslashreplace")
-    handler = logging.StreamHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    torch.set_num_threads(1)
-    try:
-        log.info("came: %s", one_line(", ".join(sorted(records))))
-        if REFUSAL in records:
-            log.info("refused: by the server: %s", one_line(records[REFUSAL].get("why")))
-            return {}
-        answers: Records = {}
-        if records.keys() != {STUDY_COMPLETE}:
-            here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
-            answers = here.answer(records)
-        for what, flat in answers.items():
-            log.info(
-                "leaves: %s: %s", what, ", ".join(map(str, describe_tensors(flat))) or "no tensor"
-            )
-        if STUDY_COMPLETE in records:
-            log.info("%s: the study is complete", STUDY_COMPLETE)
-        return answers
-    except (InvalidRequestError, ClientError) as error:
-        log.info("refused: %s", one_line(error, MAX_ERROR_CHARACTERS))
-        return {REFUSAL: {"site": str(site["name"]), "why": str(error)}}
-    except BrokenRuleError as error:
-        log.info("refused: %s", error)
-        return {REFUSAL: {"site": str(site["name"]), "why": error.for_server}}
-    except Exception as error:
-        log.error("%s", traceback.format_exc())
-        why = f"{type(error).__name__}; see its log, {LOG_FILE}"
-        return {REFUSAL: {"site": str(site["name"]), "why": why}}
-    finally:
-        log.removeHandler(handler)
-        file.close()
+    with site_log(site["state"]) as log:
+        try:
+            answers = reply(site, records, log)
+            log_leaving(answers, log)
+            return answers
+        except (InvalidRequestError, ClientError) as error:
+            log.info("refused: %s", one_line(error, MAX_ERROR_CHARACTERS))
+            return {REFUSAL: {"site": str(site["name"]), "why": str(error)}}
+        except BrokenRuleError as error:
+            log.info("refused: %s", error)
+            return {REFUSAL: {"site": str(site["name"]), "why": error.for_server}}
+        except Exception as error:
+            log.error("%s", traceback.format_exc())
+            why = f"{type(error).__name__}; see its log, {LOG_FILE}"
+            return {REFUSAL: {"site": str(site["name"]), "why": why}}
 
 
 def describe_tensors(flat: Flat) -> list[str]:

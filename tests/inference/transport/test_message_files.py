@@ -8,8 +8,10 @@ import warnings
 import pytest
 import torch
 
+pytest.importorskip("cryptography")
 pytest.importorskip("formulae")
 
+from certificates import node_key
 from messy_hospitals import LOGISTIC, clients_of, hospitals
 
 import pyrofl
@@ -17,9 +19,19 @@ from pyrofl import Client, RegressionServer, Server
 from pyrofl.data.outlines import outline
 from pyrofl.inference import hmc
 from pyrofl.inference.transport.correction import Correction
-from pyrofl.inference.transport.message_files import message_id, read_message, write_message
+from pyrofl.inference.transport.message_files import (
+    message_id,
+    read_message,
+    read_private_key,
+    read_public_key,
+    write_message,
+)
 
-KEYS = {name: f"secret of {name}, made at random".encode() for name in hospitals()}
+
+def keys_of(folder, *names):
+    """Make keys; return the private keys and the public keys by name."""
+    private = {name: read_private_key(node_key(folder, name)) for name in names}
+    return private, {name: read_public_key(folder / f"{name}.pub") for name in names}
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +50,8 @@ class Study:
 
     def __init__(self, folder=None):
         self.folder, self.number = folder, 0
+        if folder:
+            self.keys, self.public = keys_of(folder / "keys", "server", *hospitals())
         formula, how = LOGISTIC
         self.sides = clients_of(hospitals(), formula, **how)
         self.results, self.is_agreed = {}, False
@@ -75,27 +89,19 @@ class Study:
         self.number += 1
         for name, request in requests.items():
             path = self.folder / f"{self.number} to {name}.json"
-            write_message(path, {"it": request}, KEYS[name], study="deaths", sender="server")
+            about = {"study": "deaths", "sender": "server", "recipient": name}
+            write_message(path, {"it": request}, self.keys["server"], **about)
+        sent = {}
         for name in requests:
-            came = read_message(
-                self.folder / f"{self.number} to {name}.json",
-                KEYS[name],
-                study="deaths",
-                sender="server",
-            )
-            reply = {"it": function(name, came["it"])}
-            about = {"study": "deaths", "sender": name, "answers": message_id(came)}
-            write_message(self.folder / f"{self.number} of {name}.json", reply, KEYS[name], **about)
-        return {
-            name: read_message(
-                self.folder / f"{self.number} of {name}.json",
-                KEYS[name],
-                study="deaths",
-                sender=name,
-                answers=message_id({"it": request}),
-            )["it"]
-            for name, request in requests.items()
-        }
+            came = read_message(self.folder / f"{self.number} to {name}.json", self.public)
+            reply = {"it": function(name, came.records["it"])}
+            about = {"study": "deaths", "sender": name, "recipient": "server", "answers": came.id}
+            sent[name] = self.folder / f"{self.number} of {name}.json"
+            write_message(sent[name], reply, self.keys[name], **about)
+        replies = {name: read_message(path, self.public, "deaths") for name, path in sent.items()}
+        for name, reply in replies.items():
+            assert reply.answers == message_id({"it": requests[name]})
+        return {name: reply.records["it"] for name, reply in replies.items()}
 
     def round(self):
         orders = self.server.configure_train()
@@ -174,32 +180,52 @@ def test_a_correction_with_an_invalid_reply_can_go_on():
         correction.aggregate_weigh(replies)  # of the exchange before
 
 
-def test_files_that_are_changed_foreign_or_replayed_are_refused(tmp_path):
-    path, key, records = tmp_path / "m.json", KEYS["bern"], {"it": {"round": 1, "w": torch.ones(2)}}
-    about = {"study": "deaths", "sender": "bern"}
+def test_files_that_are_changed_or_foreign_are_refused(tmp_path):
+    path, records = tmp_path / "m.json", {"it": {"round": 1, "w": torch.ones(2)}}
+    private, public = keys_of(tmp_path, "bern", "chur")
+    about = {"study": "deaths", "sender": "bern", "recipient": "server", "number": 3}
     answers = message_id({"it": {"round": 1}})
-    write_message(path, records, key, **about, answers=answers)
-    found = read_message(path, key, **about, answers=answers)
-    assert found["it"]["round"] == 1
-    assert torch.equal(found["it"]["w"], torch.ones(2))
+    write_message(path, records, private["bern"], **about, answers=answers)
+    found = read_message(path, public, "deaths")
+    assert (found.sender, found.number, found.answers) == ("bern", 3, answers)
+    assert found.id == message_id(records)
+    assert found.records["it"]["round"] == 1
+    assert torch.equal(found.records["it"]["w"], torch.ones(2))
     whole = path.read_text()
-    for change, how, text in (
-        (("round", "rounb"), {}, "is not signed with the key of bern; expected an unchanged file"),
-        (("bern", "chur"), {}, "is not signed with the key of bern"),
-        (("", ""), {"study": "births"}, "study is deaths; expected births"),
-        (("", ""), {"sender": "chur"}, "sender is bern; expected chur"),
-        (("", ""), {"answers": message_id({"it": {"round": 2}})}, "a reply to another request"),
-        (("", ""), {"answers": ""}, "is a reply; expected a request"),
-        (('"version"', '"versiom"'), {}, "is no message; expected a file of write_message"),
-        (("{", "["), {}, "cannot be read"),
+    unsigned = "is not signed with the key of"
+    for change, study, text in (
+        (("round", "rounb"), "", f"{unsigned} bern; expected an unchanged file"),
+        (('"bern"', '"chur"'), "", f"{unsigned} chur"),
+        (('"number": 3', '"number": 4'), "", f"{unsigned} bern"),
+        (('"signature": "', '"signature": "zz'), "", f"{unsigned} bern"),
+        (('"bern"', '"basel"'), "", "is of basel; expected a file of bern, chur"),
+        (("", ""), "births", "is of study deaths; expected a file of births"),
+        (('"version"', '"versiom"'), "", "is no message; expected a file of `pyrofl flower`"),
+        (('"number": 3', '"number": true'), "", "is no message"),
+        (('"version": 2', '"version": 1'), "", "has version 1; expected 2: use one pyrofl"),
+        (('"number": 3', f'"number": {"9" * 5000}'), "", "cannot be read"),
+        (("{", "["), "", "cannot be read"),
     ):
         path.write_text(whole.replace(*change) if change[0] else whole)
         with pytest.raises(ValueError, match=text):
-            read_message(path, key, **{**about, "answers": answers, **how})
+            read_message(path, public, study)
     path.write_text(whole)
-    with pytest.raises(ValueError, match="is not signed with the key of bern"):
-        read_message(path, KEYS["chur"], **about, answers=answers)
-    with pytest.raises(ValueError, match="the key has 5 bytes; expected at least 16"):
-        write_message(path, records, b"short", **about)
-    with pytest.raises(ValueError, match=r"m2.json cannot be read .*; expected a message"):
-        read_message(tmp_path / "m2.json", key, **about)
+    with pytest.raises(ValueError, match=f"{unsigned} bern"):
+        read_message(path, {"bern": public["chur"]})
+    with pytest.raises(ValueError, match=r"m2.json cannot be read.*; expected a message"):
+        read_message(tmp_path / "m2.json", public)
+
+
+def test_keys_of_other_kinds_are_refused(tmp_path):
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
+    key, open_form = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
+    other = ed25519.Ed25519PrivateKey.generate().private_bytes(*form, open_form)
+    closed = key.private_bytes(*form, open_form)[:200]
+    path = tmp_path / "key"
+    for content, text in ((other, "is of another kind"), (closed, "cannot be read"), (b"", "read")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{text}.*expected the private key, without password"):
+            read_private_key(path)

@@ -1,0 +1,65 @@
+"""The command `pyrofl flower exchange`: the server of a study without network, by files."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyrofl.arguments import check_name
+from pyrofl.experiments.console import ending, tell
+from pyrofl.experiments.tasks import threads
+from pyrofl.files.lock import lock_folder
+from pyrofl.files.own_files import append
+from pyrofl.flower.apps import run_study
+from pyrofl.flower.commands import LOG_FILE, check, finish, kept
+from pyrofl.flower.coordinator import ServerSettings
+from pyrofl.flower.file_transport import MESSAGES_FOLDER, SERVER, FileTransport
+from pyrofl.flower.project import Project
+from pyrofl.inference.transport.correction import RepliesNeeded
+from pyrofl.inference.transport.message_files import read_private_key, read_public_key
+
+
+def exchange(args: Namespace) -> None:
+    """Take the replies that have arrived, run as far as they permit, and write new requests."""
+    project, keys = Project.read(args.folder), site_keys(args.nodes)
+    without = (args.without or "").split(",") if args.without else []
+    for name in [*without, *([args.ask_again] if args.ask_again else [])]:
+        check_name(name, list(keys), "site")
+    if len(without) == len(keys):
+        raise ValueError("--without has all sites; expected that one of them replies")
+    key = read_private_key(args.key)
+    check(project, len(keys))
+    out = Path(args.out or project.folder / "run").absolute()
+    out.mkdir(parents=True, exist_ok=True)
+
+    def print_line(text: str) -> None:
+        append(out / LOG_FILE, f"{text}\n")
+        if not args.quiet:
+            tell(f"{text}\n")
+
+    folder = Path(args.messages or out / MESSAGES_FOLDER)
+    name = project.folder.absolute().name
+    transport = FileTransport(folder, out, name, key, keys, without, print_line)
+    whose = dict(enumerate(transport.sites))
+    settings = ServerSettings(len(keys), len(keys) - len(set(without)), 0.0, whose)
+    if args.ask_again:
+        with lock_folder(out):
+            transport.forget(args.ask_again)
+    with threads(1), ending(partial(kept, out), ValueError):
+        try:
+            ended = run_study(str(project.folder), out, transport, settings, print_line)
+        except RepliesNeeded:
+            return
+    finish(args, out, ended)
+
+
+def site_keys(folder: str) -> dict[str, Any]:
+    """Return the public keys of all sites, from the files NAME.pub in a folder."""
+    files = sorted(Path(folder).glob("*.pub"))
+    if not files:
+        raise ValueError(f"{folder} has no NAME.pub; expected the public key of each site")
+    if odd := [file for file in files if file.stem == SERVER]:
+        raise ValueError(f"{odd[0]}: no site may be called {SERVER}; expected another name")
+    return {file.stem: read_public_key(file) for file in files}
