@@ -311,7 +311,9 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
             *SITE,
             CommandOption("--key FILE", REQUIRED, "Private key of the site."),
             CommandOption("--server-key FILE.pub", REQUIRED, "Public key of the server."),
-            CommandOption("--out FILE.json", PATH, "Reply (default: beside the request)."),
+            CommandOption(
+                "--out FILE.json", PATH, "Reply (default: in the folder of the request)."
+            ),
             CommandOption("--yes", FLAG, "Write the reply without a question.", False),
             SHOW,
         ),

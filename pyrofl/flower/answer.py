@@ -136,7 +136,7 @@ def is_permitted() -> bool:
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
-        raise ValueError("nobody has agreed; expected the answer y, or --yes") from None
+        raise ValueError("there is no consent; expected the answer y, or --yes") from None
 
 
 def reply_name(request: Message) -> str:
