@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import sys
@@ -306,6 +307,24 @@ def test_data_that_cannot_be_loaded_are_named(tmp_path: Path):
     assert reason.startswith("tiny_imagenet.npz is not in the folder of --data-dir")
     reason = reproduce.missing(STUDIES["pfedvem", "table1_sun397"], *CELL, tmp_path / "empty")
     assert reason.startswith(f"{tmp_path}/empty/SUN397/ClassName.txt does not exist")
+
+
+def test_data_that_are_missing_are_looked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    study = STUDIES["fedbe", "table4"]
+    looked = list[str]()
+
+    def missing(study: harness.Study, size: str, case: str, *rest: object) -> str:
+        looked.append(case)
+        return "no files" if case == "Tiny-ImageNet" else ""
+
+    monkeypatch.setattr(reproduce, "missing", missing)
+    only = argparse.Namespace(cases=None, rows=None)
+    cells = reproduce.selected(study, "paper", tmp_path, only)
+    assert looked == [*study.cases]  # each has two rows
+    assert cells == [c for c in study.runs("paper") if c[0] != "Tiny-ImageNet"]
+    assert capsys.readouterr().out == "Tiny-ImageNet: not run: no files\n"
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,18 @@ def selected(
     study: Study, size: str, data_dir: Path | None, only: argparse.Namespace
 ) -> list[tuple[str, str, str]]:
     """Return the selected runs whose data can be loaded; print why others are left out."""
-    cells, reasons = [], set[str]()
+    cells, reasons = [], dict[tuple[object, ...], str]()
     for case, name, grid in study.runs(size):
         if (only.cases and case not in only.cases) or (only.rows and name not in only.rows):
             continue
-        if not (reason := missing(study, size, case, name, data_dir)):
+        at = study.settings(size, case, name)
+        key = (at.data, at.pixels, at.per_class, at.tested, at.server_data, at.server_rows)
+        if key not in reasons:  # a download that fails is tried once
+            reasons[key] = missing(study, size, case, name, data_dir)
+            if reasons[key]:
+                print(f"{case or study.title}: not run: {reasons[key]}", flush=True)
+        if not reasons[key]:
             cells.append((case, name, grid))
-        elif reason not in reasons:
-            print(f"{case or study.title}: not run: {reason}", flush=True)
-        reasons.add(reason)
     return cells
 
 
