@@ -88,7 +88,7 @@ SWEEPS = {
 }
 
 
-def sweep(data: str, net: str, untried: str, title: str) -> Study:
+def sweep(data: str, net: str, title: str, small: str, small_net: str) -> Study:
     """Return the study of lambda, k and s (figures 3 and 4)."""
     changes: dict[str, Any] = {"data": data, "clients": 100, "partition": "labels:2", "net": net}
     entries = {
@@ -104,10 +104,10 @@ def sweep(data: str, net: str, untried: str, title: str) -> Study:
     return Study(
         title=title,
         about="Weight of the KL term lambda, inner steps k and samples s; at size small with "
-        "Fashion-MNIST.",
+        f"{small}.",
         base=BASE,
-        small=SMALL | {"data": "fashion_mnist", "net": "softmax"},
-        cases={"": Case(changes, untried=untried)},
+        small=SMALL | {"data": small.lower().replace("-", "_"), "net": small_net},
+        cases={"": Case(changes)},
         entries=entries,
         metrics=("accuracy",),
         measure=measure,
@@ -167,6 +167,6 @@ STUDIES: dict[str, Study] = {
             for n in (1, 10)
         ),
     ),
-    "figure3": sweep("cifar10", "cnn-fedabml", "", "figure 3"),
-    "figure4": sweep("emnist", "mlp:200", "EMNIST could not be obtained", "figure 4"),
+    "figure3": sweep("cifar10", "cnn-fedabml", "figure 3", "Fashion-MNIST", "softmax"),
+    "figure4": sweep("emnist", "mlp:200", "figure 4", "MNIST", "mlp:50"),
 }
