@@ -45,7 +45,7 @@ def warn_of_design(design: Design, link: str) -> None:
     for parameter in design.predictors:
         texts += _columns(design, parameter, moments[predictor_of(parameter)], reports)
     texts += [*_separated(design, reports), *_off_center(design, moments)]
-    texts += [*_constant(design, ends), *gaps(design, reports)]
+    texts += [*_constant(design, ends), *_no_events(design), *gaps(design, reports)]
     for text in texts:
         warn_user(text)
 
@@ -115,6 +115,14 @@ def _constant(design: Design, ends: Sequence[float]) -> list[str]:
     if not is_one or is_bound or design.family.support in ("binary", "levels", "trials"):
         return []
     return [f"all responses are {ends[0]:g}; scales and their priors are not meaningful"]
+
+
+def _no_events(design: Design) -> list[str]:
+    """Return a text on times of which none has an event."""
+    event = design.clients.numbers.get(design.formula.columns.get("event", ""))
+    if event is None or event["high"] > 0:
+        return []
+    return ["no time has an event; only priors bound the hazards"]
 
 
 def _separated(design: Design, reports: Sequence[Report]) -> list[str]:

@@ -55,7 +55,7 @@ class Family:
             "cox" if a client has one, "ordinal" or "categorical".
         column: name of the response's second column, such as trials.
         center: where the prior of the intercept is centered: at the link of the mean response,
-            "mean", or at 0, "zero".
+            "mean", at the log hazard of the mean time, "time", or at 0, "zero".
         ratio: name of the link -> name of exp(b), such as "odds ratio"; empty if it has none.
         response: Pyro code of a new row's distribution, if its likelihood is not one.
         is_smooth: whether the log density has second derivatives, which likelihood factors need.
@@ -259,6 +259,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
+        center="time",
         response="dist.Exponential(eta.exp())",
         additions=("upper", "entry"),
         cumulative="{t} * eta.exp()",
@@ -270,6 +271,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
+        center="time",
         response="dist.Weibull((-eta / shape).exp(), shape + 0 * eta)",
         additions=("upper", "entry"),
         cumulative="{t}**shape * eta.exp()",

@@ -250,6 +250,11 @@ def _addition(part: str) -> tuple[str, list[str]]:
     forms = ", ".join(ADDITIONS.values())
     if not call:
         raise ValueError(f"response has {part!r} after '|'; expected {forms}")
+    if call[1] == "cens":
+        raise ValueError(
+            f"response has {part!r} after '|'; expected censored(time, event), with event 1 for an "
+            "event, and upper=column for interval or left censoring"
+        )
     check_name(call[1], ADDITIONS, "column after '|':")
     arguments = _split(call[2], ",")
     if not 1 <= len(arguments) <= 2:

@@ -151,7 +151,8 @@ def _curve(counts: Counts, prob: float) -> pd.DataFrame:
     gone = events + censored
     at_risk = gone.sum() + counts["beyond"][0] - np.cumsum(gone) + gone
     with np.errstate(divide="ignore", invalid="ignore"):
-        survival: Floats = np.cumprod(np.where(at_risk > 0, 1 - events / at_risk, np.nan))
+        parts = np.where(at_risk > 0, 1 - events / at_risk, np.nan)
+        survival = np.cumprod(parts, dtype=np.float64)
         survival = np.where(at_risk == 0, _after(survival), survival)
         steps = np.where(events > 0, events / (at_risk * (at_risk - events)), 0.0)
         width = np.sqrt(np.cumsum(steps)) / np.log(survival)

@@ -11,6 +11,9 @@ j, over the rows of all clients:
     sd of a group       HalfNormal(2.5 S / s_j), with 1 for s_j of the intercept
     correlations        LKJ(1)
     sigma               Exponential(1 / S)
+    Intercept           of log hazards: Normal(-k log u, 2.5), where u is the mean time and k the
+                        shape, which is 1 for exponential; for weibull mean and variance are those
+                        over the prior of k: Normal(-2 log u, sqrt(2.5^2 + 2 log^2 u))
     nu, shape, phi      Gamma(2, 0.1); shape of weibull Gamma(2, 1)
     zi, hu, zoi, coi    Beta(1, 1)
     alpha               Normal(0, 4)
@@ -97,6 +100,7 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
     user_priors = _by_name(design, user_priors)
     moments = design_moments(design, link)
     y_mean, y_scale = _response(design, link, moments)
+    y_spread = _spread_of_unit(design, moments)
     predictors, others = {}, {}
     for parameter, columns in design.predictors.items():
         scale = 1.0 if parameter else y_scale
@@ -105,11 +109,12 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         )
         if not columns.has_intercept or family.kind in ("ordinal", "cox"):
             continue
-        middle = y_mean
+        middle, spread = y_mean, float(np.hypot(COEFFICIENT_SCALE * scale, y_spread))
         if parameter:
             middle = float(np.log(y_scale)) if parameter == "sigma" else 0.0
+            spread = COEFFICIENT_SCALE
         usual, site = (
-            f"dist.Normal({_short(middle)}, {_short(COEFFICIENT_SCALE * scale)})",
+            f"dist.Normal({_short(middle)}, {_short(spread)})",
             of("Intercept", parameter),
         )
         others[site] = _chosen(usual, user_priors, site)
@@ -234,10 +239,27 @@ def _response(design: Design, link: str, moments: Mapping[str, Any]) -> tuple[fl
     if family.center == "zero":
         return 0.0, 1.0
     mean, square = moments["response"]
+    if family.center == "time":
+        return float(-_shape(design)[0] * np.log(mean)), 1.0
     middle = float(np.log(max(mean, 0.1))) if link == "log" else float(mean)
     if link == "identity":
         return middle, float(np.sqrt(square)) or 1.0
     return middle, 1.0
+
+
+def _spread_of_unit(design: Design, moments: Mapping[str, Any]) -> float:
+    """Return the sd of a log hazard's intercept that follows from the unit of time; else 0."""
+    if design.family.center != "time":
+        return 0.0
+    return float(_shape(design)[1] * abs(np.log(moments["response"][0])))
+
+
+def _shape(design: Design) -> tuple[float, float]:
+    """Return mean and sd of the shape of times, by its prior Gamma(2, 1) if it is not fixed."""
+    if "shape" not in design.family.auxiliary:
+        return 1.0, 0.0
+    value = design.formula.values.get("shape")
+    return (2.0, 2.0**0.5) if value is None else (value, 0.0)
 
 
 def _chosen(usual: str, user_priors: Given, *names: str) -> str:

@@ -26,6 +26,7 @@ from pyrofl.models.regression.rows import kind_of
 Floats = NDArray[np.float64]
 
 BOUNDS = ("upper", "entry")  # columns of bounds of times, after the event
+NARROWEST = 1e-9  # width of an interval relative to its time, whose probability is precise
 SMALLEST_BOUND = "1e-300"  # of a time, whose logarithm is finite
 
 
@@ -67,6 +68,7 @@ def check_times(site: str, y: Floats, columns: Mapping[str, Any], names: Mapping
         names: "time", and the same names -> names of columns.
     """
     upper, event = columns.get("upper", y), columns["event"]
+    narrow = (upper > y) & (upper <= y * (1 + NARROWEST))
     is_within = (upper > y) & (event > 0)
     checks = [
         (
@@ -78,6 +80,11 @@ def check_times(site: str, y: Floats, columns: Mapping[str, Any], names: Mapping
             "upper",
             (upper > y) & (event == 0),
             f"where {names['event']} is 0; expected the time itself for censored times",
+        ),
+        (
+            "upper",
+            narrow,
+            f"expected the time itself, or an interval of at least {NARROWEST:g} of the time",
         ),
         (
             "entry",

@@ -81,13 +81,10 @@ def survival(
     """
     wanted = _times("times", times)
     values = _values(fitted, rows, client, draws, lambda curve: curve.at(wanted))
-    named = {
-        (row, time): v
-        for row, each in values.items()
-        for time, v in zip(wanted.tolist(), each.T, strict=True)
-    }
+    named = {(row, place): v for row, each in values.items() for place, v in enumerate(each.T)}
     table = interval_table(named, prob).drop(columns="sd")
-    index = pd.DataFrame([*named], columns=["row", "time"])
+    index = pd.DataFrame({"row": [row for row, _ in named]})
+    index["time"] = [float(wanted[place]) for _, place in named]
     table = pd.concat([index, table.reset_index(drop=True)], axis=1)
     many = table["row"].nunique() > 1
     about = {"column": "time", "by": "row" if many else None, "response": "survival probability"}

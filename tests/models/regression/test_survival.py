@@ -71,6 +71,7 @@ def test_curves_and_means_of_clients_are_those_of_the_distribution(monkeypatch, 
     rows = pd.DataFrame({"x": [0.4, -1.0]})
     table = effects.survival(run, rows, TIMES, "basel", prob=0.9)
     assert table[["row", "time"]].to_numpy().tolist() == [[r, t] for r in (0, 1) for t in TIMES]
+    assert len(effects.survival(run, rows, [1.0, 1.0], "basel")) == 4
     shape = values[PARAMETER[family]].numpy() if family in PARAMETER else 1.0
     means = effects.restricted_mean(run, rows, 2.0, "basel")
     for row, x in enumerate(rows["x"]):

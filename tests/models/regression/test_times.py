@@ -5,6 +5,7 @@ t, -H(t) of a censored time, log(S(t) - S(u)) of an event between t and u, and f
 """
 
 import math
+import re
 import warnings
 
 import numpy as np
@@ -165,6 +166,11 @@ REFUSED = {
         {"time": 1.0, "event": 0, "until": 2.0},
         "where event is 0; expected the time itself for censored times",
     ),
+    "a bound that differs by rounding": (
+        INTERVAL,
+        {"time": 1.0, "event": 1, "until": 1.0 + 1e-13},
+        "expected the time itself, or an interval of at least 1e-09 of the time",
+    ),
     "an infinite bound": (
         INTERVAL,
         {"until": np.inf},
@@ -234,3 +240,53 @@ def test_left_censored_times_alone_have_finite_densities():
         tape = poutine.trace(method.model).get_trace({}, {}, batch)
         tape.compute_log_prob()
         assert torch.isfinite(tape.nodes["time"]["log_prob"]).all()
+
+
+def in_unit(frames, unit):
+    """Return tables with times in another unit."""
+    times = ["time", "start", "until"]
+    return {name: frame.assign(**frame[times] * unit) for name, frame in frames.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "power", "variance"), [("exponential", 1, 0), ("weibull", 2, 2)]
+)
+def test_the_prior_of_a_log_hazard_follows_the_unit_of_time(family, power, variance):
+    frames = tables((30, 20, 25))
+    log_mean = math.log(pd.concat(frames.values())["time"].mean() * 365)
+    frames = {name: frame.assign(event=1) for name, frame in in_unit(frames, 365).items()}
+    frames = {name: frame.assign(time=frame["time"] + 1e-6) for name, frame in frames.items()}
+    text = quiet("censored(time, event) ~ x", frames, family=family).priors()
+    loc, scale = (
+        float(part) for part in re.search(r"Intercept ~ Normal.(.*), (.*).", text).groups()
+    )
+    assert loc == pytest.approx(-power * log_mean, rel=1e-3)
+    assert scale == pytest.approx(math.sqrt(2.5**2 + variance * log_mean**2), rel=1e-3)
+    if family == "weibull":
+        fixed = quiet({"time": "censored(time, event) ~ x", "shape": 3}, frames, family=family)
+        assert f"Intercept ~ Normal({-3 * log_mean:.4g}, 2.5)" in fixed.priors()
+
+
+@pytest.mark.slow
+def test_coefficients_and_shape_do_not_depend_on_the_unit_of_time():
+    means = []
+    for unit in (1.0, 365.0, 1e9):
+        frames = in_unit(tables((40, 30, 50)), unit)
+        method = quiet("censored(time, event, upper=until) ~ x", frames, family="weibull")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of Pareto k
+            run = pyrofl.fit(method, federations.from_frames(frames), progress=False)
+            summary = run.summary()
+        means.append(summary.loc[["b[x]", "shape"], ["mean", "sd"]].to_numpy())
+    for other in means[1:]:
+        assert (np.abs(other[:, 0] - means[0][:, 0]) < 0.15 * means[0][:, 1]).all()
+        assert other[:, 1] == pytest.approx(means[0][:, 1], rel=0.1)
+
+
+def test_times_without_events_are_warned_of():
+    frames = {name: frame.assign(event=0) for name, frame in tables((9, 12, 10)).items()}
+    frames = {name: frame.assign(time=frame["until"]) for name, frame in frames.items()}
+    with pytest.warns(UserWarning, match="no time has an event; only priors bound the hazards"):
+        pyrofl.regression(
+            "censored(time, event) ~ x", federations.from_frames(frames), family="weibull"
+        )
