@@ -109,12 +109,12 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         )
         if not columns.has_intercept or family.kind in ("ordinal", "cox"):
             continue
-        middle, spread = y_mean, float(np.hypot(COEFFICIENT_SCALE * scale, y_spread))
+        middle, width = y_mean, float(np.hypot(COEFFICIENT_SCALE * scale, y_spread))
         if parameter:
             middle = float(np.log(y_scale)) if parameter == "sigma" else 0.0
-            spread = COEFFICIENT_SCALE
+            width = COEFFICIENT_SCALE
         usual, site = (
-            f"dist.Normal({_short(middle)}, {_short(spread)})",
+            f"dist.Normal({_short(middle)}, {_short(width)})",
             of("Intercept", parameter),
         )
         others[site] = _chosen(usual, user_priors, site)
