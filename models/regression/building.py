@@ -152,6 +152,8 @@ def refuse_unsupported(design: Design, family: str) -> None:
             raise ValueError(
                 f"family {family} has no correlations of effects; expected ({text} || {name})"
             )
+    if kind == "categorical" and design.population.smooths:
+        raise ValueError(f"family {family} has no smooth functions; expected bs() instead of s()")
     if kind == "categorical" and design.population.offsets:
         raise ValueError(f"family {family} has no offsets; expected a formula without offset()")
     if kind in ("categorical", "ordinal") and not design.population.has_intercept:

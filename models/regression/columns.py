@@ -1,8 +1,8 @@
 """Columns of design matrices, computed by formulae at each client with states that all agree on.
 
-Contrasts follow from the union of the levels. The states of center, scale, standardize, poly and
-bs follow from sums, extremes and counts over clients, so that each client's columns equal its rows
-of the matrix that formulae makes of the pooled rows.
+Contrasts follow from the union of the levels. The states of center, scale, standardize, poly, bs
+and s follow from sums, extremes and counts over clients, so that each client's columns equal its
+rows of the matrix that formulae makes of the pooled rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pandas as pd
 
 from pyrofl.models.regression.agreement import Report
 from pyrofl.models.regression.rows import Clients, moments_of, quantiles, total
+from pyrofl.models.regression.smooths import Smooth, s
 
 UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
 IN_R = {
@@ -27,7 +28,9 @@ IN_R = {
     "factor": "C(x)",
     "relevel": "C(x, Treatment('level'))",
     "ns": "bs(x, df=4)",
-    "s": "bs(x, df=4)",
+    "te": "s(x) + s(z)",
+    "t2": "s(x) + s(z)",
+    "gp": "s(x)",
 }
 """Function in formulas of lme4, brms or survival -> how formulas of pyrofl write it."""
 Namespace = Mapping[str, Any]
@@ -47,6 +50,8 @@ class Columns:
 
     Attributes:
         labels: names of the columns, without the intercept and offsets.
+        smooths: name of a smooth function -> its columns that are no line, whose coefficients have
+            one scale.
         has_intercept: whether the formula has an intercept.
     """
 
@@ -62,15 +67,22 @@ class Columns:
 
         self.text, self.clients = text, clients
         self.model = described(text)
-        usual = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
+        usual = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt, "s": s}
         self._env = Environment([{**usual, **namespace}])
         calls = Environment([{**TRANSFORMS, **_contrasts()}])
         self._calls = calls.with_outer_namespace(self._env.namespace)
         self._known: dict[str, Any] = {}
         self._curves: dict[str, Curve] = {}
+        self.smooths: dict[str, list[str]] = {}
         for term in self.model.common_terms:
             for component in getattr(term, "components", ()):
                 for call in _calls(getattr(component, "call", None)):
+                    if call.callee == "s" and (
+                        call is not component.call or len(term.components) > 1
+                    ):
+                        raise ValueError(
+                            f"{text!r} has {call} inside {term.name}; expected a term of its own"
+                        )
                     self._agree(call)
         try:
             with np.errstate(all="ignore"):
@@ -81,11 +93,30 @@ class Columns:
         self.has_intercept = any(isinstance(term, Intercept) for term in terms)
         self.offsets = [t for t in terms if getattr(t, "kind", "") == "offset"]
         self.terms = [t for t in terms if not isinstance(t, Intercept) and t not in self.offsets]
-        self.labels = [label for term in self.terms for label in term.labels]
+        self.labels = [label for term in self.terms for label in self._labels(term)]
         if twice := [label for label in self.labels if self.labels.count(label) > 1]:
             raise ValueError(f"{text!r} has two columns named {twice[0]}; expected distinct names")
         if clients.frames:
             self._refuse_other_rows(clients.example)
+
+    @property
+    def curves(self) -> set[str]:
+        """Columns of smooth functions that are no lines."""
+        return {label for labels in self.smooths.values() for label in labels}
+
+    def _labels(self, term: Any) -> list[str]:
+        """Return the names of a term's columns."""
+        call: Any = getattr(term.components[0], "call", None)
+        if not isinstance(getattr(call, "stateful_transform", None), Smooth):
+            labels: list[str] = term.labels
+            return labels
+        variable = str(call.args[0])
+        curves = [f"s({variable})[{k}]" for k in range(1, call.stateful_transform.df - 1)]
+        name = re.sub(r"\W+", "_", variable).strip("_")
+        if name in self.smooths:
+            raise ValueError(f"{self.text!r} has two smooth functions of {name}; expected one")
+        self.smooths[name] = curves
+        return [f"s({variable})", *curves]
 
     def _refuse_other_rows(self, frame: pd.DataFrame) -> None:
         """Raise ValueError if the columns of a row depend on other rows of the client."""
@@ -132,8 +163,8 @@ class Columns:
         name = str(call.callee)
         if name in UNSUPPORTED:
             raise ValueError(
-                f"{name}() in {self.text!r} is not supported; expected bs(), poly(), center(), "
-                "scale(), standardize() or a function of single rows"
+                f"{name}() in {self.text!r} is not supported; expected s(), bs(), poly(), "
+                "center(), scale(), standardize() or a function of single rows"
             )
         make = {
             "center": self._center,
@@ -141,6 +172,7 @@ class Columns:
             "standardize": self._scale,
             "poly": self._poly,
             "bs": self._spline,
+            "s": self._smooth,
         }.get(name)
         if make is None:
             return
@@ -258,6 +290,28 @@ class Columns:
                 np.array(sums)[None] / self.clients.rows
             )
         return transform
+
+    def _smooth(self, call: Any) -> Any:
+        """Return a smooth function, by extremes and two exchanges of sums."""
+        arguments = self._given(call, s)
+        curve = self._learn_range(call)
+        smooth = Smooth(curve.low, curve.high, **arguments)
+        rows = self.clients.rows
+        # The server computes the map, whose signs may depend on the machine.
+        smooth.to_columns = np.array(
+            self.clients.agree(
+                f"{call}: sums of the basis",
+                lambda frame: smooth.basis(curve.values(frame)).sum(0).tolist(),
+                lambda reports: smooth.centered(np.array(_totals(reports)), rows).tolist(),
+            )
+        )
+        (squares,) = self.clients.agree(
+            f"{call}: sum of squares",
+            lambda frame: [float((smooth(curve.values(frame))[:, 1:] ** 2).sum())],
+            _totals,
+        )
+        smooth.to_columns[:, 1:] /= np.sqrt(squares / rows)
+        return smooth
 
     def _quantiles(self, call: Any, curve: Curve, parts: list[float]) -> list[float]:
         """Return quantiles of the variable of a spline, by counts up to bounds."""

@@ -86,7 +86,7 @@ def _columns(
     aliased: list[str] = []
     independent: list[int] = []
     for place, name in enumerate(terms):
-        if fixed[place]:
+        if fixed[place] or columns.labels[place] in columns.curves:
             continue
         left = gram[place, place]
         if independent:
@@ -138,7 +138,8 @@ def _separated(design: Design, reports: Sequence[Report]) -> list[str]:
         high.append(np.max([one["high"] for one in extremes], 0))
     varies = np.maximum(*high) > np.minimum(*low)
     apart = ((high[0] <= low[1]) | (high[1] <= low[0])) & varies
-    names = [n for n, is_apart in zip(design.terms, apart, strict=True) if is_apart]
+    terms = zip(design.terms, apart, strict=True)
+    names = [n for n, is_apart in terms if is_apart and n not in design.population.curves]
     if not names:
         return []
     return [

@@ -505,6 +505,11 @@ def _make_group_term(
     if columns.offsets or not (columns.labels or columns.has_intercept):
         raise ValueError(f"({group.text} | {group.name}) has no coefficient; expected 1 or a name")
     own = tuple(name for name in group.factors if name != client)
+    if columns.smooths:
+        raise ValueError(
+            f"group term ({group.text} | {group.name}) has s(); expected poly() or bs(), or s() as "
+            "a term of its own"
+        )
     grouped = GroupTerm(group, columns, "client", {}, answers)
     if not own:
         return grouped

@@ -145,6 +145,10 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
         if is_many:
             dims["Intercept"] = dims["Intercept_centered"] = ("answer",)
             coords["answer"] = list(design.answers[1:])
+    for parameter, columns in design.predictors.items():
+        for smooth, labels in columns.smooths.items():
+            site = of(f"s_{smooth}", parameter)
+            dims[site], coords[f"{site}_term"] = (f"{site}_term",), labels
     for one in design.groups:
         name, k, axis = one.name, len(one.entries), f"{one.name}_term"
         single = k == 1 and one.kind != "shared"

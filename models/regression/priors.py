@@ -9,6 +9,7 @@ j, over the rows of all clients:
     Intercept           Normal(m, 2.5 S), at the mean of all columns; m is the link of the mean
                         response, or 0 for logit links
     sd of a group       HalfNormal(2.5 S / s_j), with 1 for s_j of the intercept
+    sd of a smooth      HalfNormal(2.5 S), of the part of s(x) that is no line
     correlations        LKJ(1)
     sigma               Exponential(1 / S)
     Intercept           of log hazards: Normal(-k log u, 2.5), where u is the mean time and k the
@@ -107,6 +108,10 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         predictors[parameter] = _coefficients(
             parameter, columns, moments[predictor_of(parameter)], scale, user_priors
         )
+        for name in columns.smooths:
+            site = of(f"sd_s_{name}", parameter)
+            usual = f"dist.HalfNormal({_short(COEFFICIENT_SCALE * scale)})"
+            others[site] = _chosen(usual, user_priors, site, "sd")
         if not columns.has_intercept or family.kind in ("ordinal", "cox"):
             continue
         middle, width = y_mean, float(np.hypot(COEFFICIENT_SCALE * scale, y_spread))
@@ -130,6 +135,10 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         scales[one.name] = [float(_short(COEFFICIENT_SCALE * size / (s or 1.0))) for s in spread]
         values = scales[one.name][0] if len(spread) == 1 else scales[one.name]
         site = f"sd_{one.name}"
+        if site in others:
+            raise ValueError(
+                f"there are two parameters named {site}; expected another name for {one.name}"
+            )
         others[site] = _chosen(f"dist.HalfNormal({values})", user_priors, site, "sd")
         if one.is_correlated:
             at = user_priors.get(f"corr_{one.name}", user_priors.get("corr", 1.0))
@@ -166,6 +175,8 @@ def _coefficients(
     means, deviations = moments[0], np.sqrt(moments[1])
     priors = {}
     for name, deviation in zip(columns.labels, deviations.tolist(), strict=True):
+        if name in columns.curves:
+            continue  # its coefficient has the scale of the smooth function
         usual = f"dist.Normal(0.0, {_short(COEFFICIENT_SCALE * scale / (deviation or 1.0))})"
         priors[name] = _chosen(usual, user_priors, printed(parameter, name), of("b", parameter))
     return Coefficients(dict(zip(columns.labels, means.tolist(), strict=True)), priors)
@@ -193,8 +204,12 @@ def _names(design: Design) -> list[str]:
     """Return the names of all parameters that have a prior."""
     names = [*design.auxiliary]
     for parameter, columns in design.predictors.items():
-        names += [printed(parameter, term) for term in columns.labels]
+        terms = [term for term in columns.labels if term not in columns.curves]
+        names += [printed(parameter, term) for term in terms]
         names += [of("b", parameter), of("Intercept", parameter)]
+        names += [
+            site for name in columns.smooths for site in ("sd", of(f"sd_s_{name}", parameter))
+        ]
     names += ["cut_first", "cut_gaps"] if design.family.kind == "ordinal" else []
     for one in design.groups:
         names += ["sd", f"sd_{one.name}", "corr", f"corr_{one.name}"]

@@ -112,6 +112,13 @@ def _linear(
             inside.append(f'pyro.deterministic("{intercept}", {value}{event})')
         shared.append(site)
         parts.insert(0, site)
+    for name, labels in columns.smooths.items():
+        sd, s = of(f"sd_s_{name}", parameter), of(f"s_{name}", parameter)
+        inside.append(f'{sd} = pyro.sample("{sd}", {priors.others[sd]})')
+        effects = f"dist.Normal(x.new_zeros({len(labels)}), {sd}[..., None]).to_event(1)"
+        inside.append(f'{s} = pyro.sample("{s}", {effects})')
+        shared += [sd, s]
+        parts.append(f"({s} * {_slice(labels, x)}).sum(-1)")
     if columns.offsets:
         parts.append(f"x[..., {x[offset_of(parameter)]}]")
     return _Linear(inside, shared, " + ".join(parts), at_mean)
