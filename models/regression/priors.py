@@ -188,7 +188,8 @@ def _by_name(design: Design, user_priors: Given) -> dict[str, Any]:
     Raises:
         ValueError: if a name is unknown, or both names of a coefficient are given.
     """
-    names, terms = _names(design), {printed("", term): term for term in design.terms}
+    names = _names(design)
+    terms = {name: term for term in design.terms if (name := printed("", term)) in names}
     of_term = {term: name for name, term in terms.items()}
     priors_by_name: dict[str, Any] = {}
     for name, prior in user_priors.items():

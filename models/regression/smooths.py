@@ -89,8 +89,8 @@ class Smooth:
         curves = free @ vectors[:, 1:] / np.sqrt(size[1:])
         return np.column_stack([line, curves])
 
-    def __call__(self, x: Any, **arguments: Any) -> Floats:
-        """Return the columns of values [N]: [N, df - 1]."""
+    def __call__(self, x: Any, *df: int, **arguments: int) -> Floats:
+        """Return the columns of values [N]: [N, df - 1]; the other arguments of s() are known."""
         columns: Floats = self.basis(np.asarray(x, dtype=np.float64)) @ self.to_columns
         return columns
 

@@ -96,6 +96,15 @@ def test_every_linear_predictor_may_have_smooth_functions_with_priors_by_name():
     assert labels["s_z_term"] == ["s(z)[1]", "s(z)[2]", "s(z)[3]", "s(z)[4]"]
 
 
+def test_coefficients_of_curves_have_no_priors_of_their_own():
+    with pytest.raises(ValueError, match=r"unknown prior 's\(x\)\[1\]'"):
+        regression("y ~ s(x)", priors={"s(x)[1]": dist.Normal(0.0, 1.0)})
+
+
+def test_the_number_of_splines_may_be_the_second_argument():
+    assert regression("y ~ s(x, 7)").design.terms == regression("y ~ s(x, df=7)").design.terms
+
+
 @pytest.mark.parametrize(
     ("formula", "how", "message"),
     [
