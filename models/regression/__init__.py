@@ -45,8 +45,9 @@ def regression(
             are equal, and `entry=start` is delayed entry. `(x || g)` has no correlations, and
             `(1 | a/b)` is `(1 | a) + (1 | a:b)`. offset(x) adds a known column.
             `y | se(error)` has known standard errors (with `sigma=True`, further variance),
-            `y | weights(w)` row weights, and `y | trials(n)` is p(y, n). A dict of formulas, such
-            as {"y": "y ~ x + (1 | client)", "sigma": "~ x"}, also has one for parameters of the
+            `y | weights(w)` row weights, `y | trials(n)` is p(y, n), and `y | trunc(lb=0, ub=9)`
+            has only values within the bounds. A dict of formulas, such as
+            {"y": "y ~ x + (1 | client)", "sigma": "~ x"}, also has one for parameters of the
             family, on the scale of the logarithm (sigma, nu, shape, phi), the logit (zi, hu, zoi,
             coi, quantile) or its own (alpha). A number fixes a parameter:
             {"y": "y ~ x", "quantile": 0.9} with family="asym_laplace" is a quantile regression.

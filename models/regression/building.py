@@ -23,6 +23,7 @@ from pyrofl.models.regression.priors import Priors, make_priors
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import frames_of
 from pyrofl.models.regression.table_checks import warn_of_tables
+from pyrofl.models.regression.truncated import check_counts
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,15 @@ def refuse_unsupported(design: Design, family: str) -> None:
             f"family {family} needs the number of trials; expected p({formula.response}, trials) "
             "as the response"
         )
-    for role in formula.columns:
+    for role in (*formula.columns, *["trunc"] * bool(formula.truncation)):
         if role not in (design.family.column, "weights", *design.family.additions):
             reading = [n for n, one in FAMILIES.items() if role in (one.column, *one.additions)]
             raise ValueError(
                 f"the response has a column of {role}, which family {family} does not read; "
                 f"expected {formula.response} alone, or family {' or '.join(reading)}"
             )
+    if formula.truncation and design.family.support == "count":
+        check_counts(*formula.truncation)
     for name, value in formula.values.items():
         domain = DOMAINS[LINKS[name]]
         low, high = {"numbers": (-inf, inf), "positive numbers": (0, inf)}.get(domain, (0, 1))

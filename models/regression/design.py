@@ -298,6 +298,12 @@ class Design:
                     f"{int(bad.argmax())}; expected {SUPPORTS[self.family.support]}"
                 )
             _refuse_large(f"{site}: response {self.formula.response}", y)
+            low, high = self.formula.truncation or (-np.inf, np.inf)
+            if (bad := (y < low) | (y > high)).any():
+                raise ValueError(
+                    f"{site}: response {self.formula.response} is {y[bad][0]:g} in row "
+                    f"{int(bad.argmax())}; expected numbers from {low:g} to {high:g}, as of trunc()"
+                )
             if bounds := {*BOUNDS} & {*self.formula.columns}:
                 columns = {n: self.response_column(n, frame) for n in ("event", *bounds)}
                 names = {"time": self.formula.response, **self.formula.columns}

@@ -59,7 +59,7 @@ class Family:
         ratio: name of the link -> name of exp(b), such as "odds ratio"; empty if it has none.
         response: Pyro code of a new row's distribution, if its likelihood is not one.
         is_smooth: whether the log density has second derivatives, which likelihood factors need.
-        additions: further columns that the response may have, such as se.
+        additions: further columns that the response may have, such as se, or trunc.
         cumulative: Pyro code of the cumulative hazard at a time {t}, which bounds of times need.
     """
 
@@ -122,7 +122,7 @@ FAMILIES: dict[str, Family] = {
         _SIGMA,
         center="mean",
         ratio=_MEANS,
-        additions=("se",),
+        additions=("se", "trunc"),
     ),
     "student": Family(
         {"identity": "dist.StudentT(nu, eta, sigma)"},
@@ -174,6 +174,7 @@ FAMILIES: dict[str, Family] = {
     "poisson": Family(
         {"log": "dist.Poisson(eta.exp())", "identity": f"dist.Poisson({_POSITIVE_RATE})"},
         "count",
+        additions=("trunc",),
         center="mean",
         ratio=_RATE,
     ),
@@ -183,6 +184,7 @@ FAMILIES: dict[str, Family] = {
         _SHAPE,
         center="mean",
         ratio=_RATE,
+        additions=("trunc",),
     ),
     "zero_inflated_poisson": Family(
         {"log": "dist.ZeroInflatedPoisson(eta.exp(), gate=zi)"},

@@ -6,6 +6,7 @@ depends on predictors, such as {"y": "y ~ x", "sigma": "~ x"}.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,12 @@ SECOND = {
     "censored": "event",
     "surv": "event",
 }
-ADDITIONS = {"trials": "trials(n)", "se": "se(standard_error)", "weights": "weights(w)"}
+ADDITIONS = {
+    "trials": "trials(n)",
+    "se": "se(standard_error)",
+    "weights": "weights(w)",
+    "trunc": "trunc(lb=0)",
+}
 """Name of a column after "|" -> how formulas write it."""
 
 
@@ -61,6 +67,7 @@ class Formula:
         parameters: parameter of the family -> its population terms.
         values: parameter of the family -> its value, if it is fixed.
         adds_sigma: whether sigma is added to the known standard errors.
+        truncation: smallest and largest value of a truncated response; None if it is not.
     """
 
     text: str
@@ -71,6 +78,7 @@ class Formula:
     parameters: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     adds_sigma: bool = False
+    truncation: tuple[float, float] | None = None
 
 
 def read_all(formulas: str | Mapping[str, str | float], parameters: Collection[str]) -> Formula:
@@ -144,8 +152,10 @@ def read(text: str) -> Formula:
         )
     left, right = (part.strip() for part in text.split("~"))
     population, groups = _terms(right, text)
-    response, columns, adds_sigma = _response(left)
-    return Formula(text, response, columns, population, tuple(groups), adds_sigma=adds_sigma)
+    before, truncation = _without_truncation(left)
+    response, columns, adds_sigma = _response(before)
+    parts = Formula(text, response, columns, population, tuple(groups))
+    return replace(parts, adds_sigma=adds_sigma, truncation=truncation)
 
 
 def with_weights(formula: Formula, weights: str | None) -> Formula:
@@ -200,6 +210,29 @@ def _joined(parts: list[str]) -> str:
     return (" + ".join(p for p in parts if p[0] != "-") or "1") + "".join(
         f" - {p[1:]}" for p in parts if p[0] == "-"
     )
+
+
+def _without_truncation(left: str) -> tuple[str, tuple[float, float] | None]:
+    """Return a left-hand side without trunc(lb=, ub=), and its bounds, or None."""
+    response, *more = _split(left, "|")
+    parts = [part for one in more for part in _split(one, "+")]
+    calls = [part for part in parts if re.match(r"trunc\s*\(", part)]
+    if not calls:
+        return left, None
+    inside = re.fullmatch(r"trunc\s*\((.*)\)", calls[0])
+    pairs = [part.partition("=") for part in _split(inside[1] if inside else "", ",")]
+    bounds = {name.strip(): value.strip() for name, _, value in pairs}
+    try:
+        low, high = float(bounds.get("lb", "-inf")), float(bounds.get("ub", "inf"))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if len(calls) > 1 or not bounds or {*bounds} - {"lb", "ub"} or not low < high:
+        raise ValueError(
+            f"response is {left!r}; expected trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10) once, "
+            "with numbers, which are the smallest and the largest value"
+        )
+    rest = [part for part in parts if part not in calls]
+    return response + (f" | {' + '.join(rest)}" if rest else ""), (low, high)
 
 
 def _response(left: str) -> tuple[str, dict[str, str], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from pyrofl.models.regression.families import LINKS, SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors, of
 from pyrofl.models.regression.survival import BOUNDS, SMALLEST_BOUND, log_within
+from pyrofl.models.regression.truncated import Truncated
 
 DOC, LINE = '"""', 96
 
@@ -152,6 +154,8 @@ def _likelihood(design: Design, site: str, link: str, *, new: bool) -> list[str]
     """Return statements of the responses, or of new responses and their linear predictor."""
     family = design.family
     code = family.links[link]
+    if design.formula.truncation:
+        code = f"Truncated({', '.join([code, *map(_bound, design.formula.truncation)])})"
     if new:
         lines = ['pyro.deterministic("eta", eta)']
         if family.kind == "cox":
@@ -186,6 +190,11 @@ def _times(design: Design, site: str, code: str) -> list[str]:
     return [*lines, f'pyro.factor("{site}", log_density)']
 
 
+def _bound(value: float) -> str:
+    """Return a bound of a truncated response as code."""
+    return repr(value) if math.isfinite(value) else f"{'-' * (value < 0)}torch.inf"
+
+
 def _at(time: str, cumulative: str) -> str:
     """Return Pyro code of a cumulative hazard at a time, in parentheses."""
     return f"({cumulative.replace('{t}', time)})"
@@ -198,6 +207,7 @@ def compile_program(text: str) -> Program:
     namespace: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
     namespace |= {"cox": cox, "Hurdle": Hurdle, "SkewNormal": SkewNormal}
     namespace |= {"ZeroOneInflatedBeta": ZeroOneInflatedBeta, "log_within": log_within}
+    namespace |= {"Truncated": Truncated}
     exec(compile(text, place, "exec"), namespace)
     program: Program = namespace["program"]
     return program
