@@ -38,6 +38,7 @@ from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
 from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE
+from pyrofl.flower.table_check import check_table
 from pyrofl.flower.tables import read_site_tables, regression_arguments
 from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.remote import RegressionServer
@@ -233,6 +234,7 @@ def site_settings(
 ) -> tuple[dict[str, Any], Project, Federation | Tables, SiteRules]:
     """Return the arguments of `Site`, the project, the rows, and the rules, which permit these."""
     project = Project.read(args.project)
+    check_table(project, args.data)
     rows = read(project, args.data, args.name)
     rules = checked_rules(args.rules, project, args.name, rows)
     site: dict[str, Any] = {"name": args.name, "project": str(Path(args.project).absolute())}

@@ -499,3 +499,47 @@ def test_odd_options_of_the_server_are_refused(tmp_path, capsys):
     node_key(tmp_path / "files/nodes", "server")
     assert by_files.exchange() == 2
     assert "no site may be called server" in capsys.readouterr().err
+
+
+MESSY = {
+    "name of a column": ("age,sex", "Age ,sex", "age .*is called 'Age' +rename it age"),
+    "spelling": (",f,", ",F,", r"sex +has 'F' in 1 row, elsewhere 'f' +write 'f'"),
+    "text among numbers": (None, "unknown", "age +has 'unknown' in line .* write numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", MESSY)
+@pytest.mark.parametrize("command", ["answer", "join"])
+def test_problems_of_a_table_are_printed_before_anything_leaves(kind, command, tmp_path, capsys):
+    old, new, text = MESSY[kind]
+    names = ("basel", "bern", "chur")
+    project = study(tmp_path / "p", LOGISTIC[0], **LOGISTIC[1])
+    by_files = ByFiles(tmp_path / "files", project, names)
+    path = tmp_path / "p/sites/bern.csv"
+    table = path.read_text()
+    old = old or table.splitlines()[1].partition(",")[0]
+    path.write_text(table.replace(old, new, 1))
+    assert by_files.exchange() == 0
+    capsys.readouterr()
+    if command == "answer":
+        assert by_files.answer("bern") == 2
+    else:
+        words = ["--name", "bern", "--project", str(project.folder), "--data", str(path)]
+        assert main(["flower", "join", "127.0.0.1:1", *words, "--state", str(tmp_path / "s")]) == 2
+    said = capsys.readouterr()
+    assert re.search(text, said.out)
+    assert "bern.csv has 1 problem that would make the study wrong" in said.err
+    assert "What leaves" not in said.out
+    assert not [*by_files.messages.glob("*-reply-*")]
+
+
+def test_warnings_on_a_table_do_not_stop_a_site(tmp_path, capsys):
+    by_files = ByFiles(tmp_path / "files", hospitals.project(tmp_path / "p"))
+    path = tmp_path / "p/sites/hospital_1.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, *lines[1:]]) + "\n")
+    assert by_files.exchange() == 0
+    assert by_files.answer("hospital_1") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^column +problem +fix", said, re.MULTILINE)
+    assert re.search("rows.* (copies|copy|equal)", said)

@@ -61,12 +61,16 @@ class FileFormat(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Problem of a column of a file; column "" is of the file, and `ALL_FILES` of several."""
+    """Problem of a column of a file; column "" is of the file, and `ALL_FILES` of several.
+
+    One that may be right, such as an unusual number, is a warning.
+    """
 
     file: str
     column: str
     text: str
     cure: str
+    is_warning: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ def check_files(
         parts = {name: table[column] for name, table in used.items() if column in table}
         problems += _of_column(column, parts, column in numbers)
     if len(frames := _frames(files)) > 0:
-        problems += [Problem(ALL_FILES, "", *_split(text)) for text in frame_warnings(frames)]
+        texts = map(_split, frame_warnings(frames))
+        problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
     guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
     order = [*(Path(path).name for path in paths), *files]
     problems.sort(key=lambda one: order.index(one.file) if one.file in order else len(order))
@@ -273,7 +278,7 @@ def _of_column(name: str, parts: Mapping[str, Column], needs_numbers: bool) -> I
     for file in parts.keys() - filled.keys():
         if len(parts[file].words):
             cure = "fill it, or leave it out of the study"
-            yield Problem(file, name, "has no value", cure)
+            yield Problem(file, name, "has no value", cure, is_warning=True)
     numeric = sum(column.is_numeric for column in filled.values())
     if not filled:
         return
@@ -291,12 +296,13 @@ def _of_numbers(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
         values = column.numbers[~np.isnan(column.numbers)]
         if text := code_warning(name, [values]) if len(values) else "":
             cure = "leave these cells empty if they are missing values"
-            yield Problem(file, name, _without_column(text, name).partition(";")[0], cure)
+            text = _without_column(text, name).partition(";")[0]
+            yield Problem(file, name, text, cure, is_warning=True)
         elif len(values) and (text := of_numbers(column)):
-            yield Problem(file, name, *_split(_without_column(text, name)))
+            yield Problem(file, name, *_split(_without_column(text, name)), is_warning=True)
     sums = {file: summarize_values(column.numbers) for file, column in parts.items()}
     if text := unit_warning(name, sums):
-        yield Problem(ALL_FILES, name, *_split(_without_column(text, name)))
+        yield Problem(ALL_FILES, name, *_split(_without_column(text, name)), is_warning=True)
 
 
 def _of_texts(file: str, column: Column) -> Problem:
@@ -322,7 +328,7 @@ def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
     owners = Counter(word for each in counts.values() for word in each)
     if text := of_measurements(name, [*owners]):
         problem, cure = _split(_without_column(text, name))
-        yield Problem(ALL_FILES, name, problem, cure)
+        yield Problem(ALL_FILES, name, problem, cure, is_warning=True)
         return
     if len(owners) > MAX_LEVELS:
         return
