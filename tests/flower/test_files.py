@@ -157,6 +157,22 @@ def test_a_study_by_files_equals_one_by_messages_bit_for_bit(kind, tmp_path, cap
     assert sorted(p.name for p in by_files.messages.iterdir()) == sorted(
         f"{n}-request-{by_files.request(n).stem.rpartition('-')[2]}.json" for n in names
     )
+    folder = str(by_files.out / method)
+    assert main(["report", folder]) == 0
+    assert (by_files.out / method / "report.html").is_file()
+    table = str(project.folder / f"sites/{names[0]}.csv")
+    if kind == "methods":
+        words = ["--data", table, "--new-client", "--out", str(tmp_path / "new.csv")]
+        assert main(["predict", folder, *words]) == 0
+        assert len((tmp_path / "new.csv").read_text().splitlines()) > 40
+    else:
+        words = ["--data", table, "--client", names[0], "--out", str(tmp_path / "new.csv")]
+        assert main(["predict", folder, *words]) == 2
+        place = "a script" if kind == "regression" else "pyrofl flower predict STATE"
+        assert place in capsys.readouterr().err
+    if kind == "mixed":
+        words = [str(by_files.folder / names[0]), "--rows", table, "--out", str(tmp_path / "o.csv")]
+        assert main(["flower", "predict", *words]) == 0
 
 
 def test_a_site_that_is_late_by_a_round_misses_it(tmp_path, capsys):

@@ -53,6 +53,7 @@ def predict(args: Namespace) -> None:
     run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     refuse_replaced_input(args, path, args.folder)
     refuse_no_run(Path(args.folder))
+    refuse_own_program(Path(args.folder))
     with threads(1):
         method = method_of(Path(args.folder), args.net)
         run = load(args.folder, method=method)
@@ -85,6 +86,25 @@ def refuse_no_run(folder: Path) -> None:
     names = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CHECKPOINT}"))
     cure = f", such as {folder / names[0]}" if names else " (pyrofl run METHOD --out DIR)"
     raise ValueError(f"{has}; expected the folder of one run{cure}")
+
+
+def refuse_own_program(folder: Path) -> None:
+    """Raise ValueError if a run is of a regression, or of a program of a Flower study."""
+    path = folder / "run.json"
+    facts = run_json.read(path) if os.path.lexists(path) else {}
+    experiment = facts.get("experiment")
+    if isinstance(experiment, dict) and "formula" in experiment:
+        raise ValueError(
+            f"{folder} holds a regression, whose predictions need a script; expected `predict` of "
+            "the Run that pyrofl.fit returns"
+        )
+    project = facts.get("project")
+    specs = project.get("methods", []) if isinstance(project, dict) else []
+    if any(".py:" in str(spec) for spec in specs):
+        raise ValueError(
+            f"{folder} holds a program of a study, whose effects of clients are at the sites; "
+            "expected `pyrofl flower predict STATE` at a site"
+        )
 
 
 def table_of(path: str) -> dict[str, Column]:

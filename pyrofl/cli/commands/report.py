@@ -39,7 +39,10 @@ def report(args: Namespace) -> None:
     folder = Path(args.folder)
     saved_runs = runs(folder)
     if "formula" in saved_runs[0].facts["experiment"]:
-        raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
+        if not (folder / PAGE).is_file():
+            raise ValueError(f"{folder} holds a regression without {PAGE}; run it again")
+        show(f"{folder / PAGE} is the page of this regression, as it was written with its results")
+        return
     for one in saved_runs:
         _refuse_facts(one)
     with lock_folder(folder):
