@@ -122,7 +122,7 @@ def _roster(path: Path, register: Registry, settings: ServerSettings) -> Sites:
 
 def wait(register: Registry, count: int, timeout: float) -> None:
     """Wait until the required number of sites is connected; raise an error after the timeout."""
-    register.look()
+    register.look(timeout if len(register.sites) < count else 0.0)
     end = time.monotonic() + timeout
     while len(register.sites) < count:
         if time.monotonic() > end:
@@ -130,7 +130,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
             message = f"{len(register.sites)} sites are there after {timeout:g} s ({there})"
             raise Stopped(f"{message}; expected {count} (--min-sites, --timeout)", FAILED)
         time.sleep(SITE_CHECK_INTERVAL)
-        register.look()
+        register.look(timeout)
 
 
 class Rounds:

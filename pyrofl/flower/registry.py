@@ -23,7 +23,8 @@ from pyrofl.inference.transport.records import Records
 
 NODES_FILE = "nodes.json"  # node -> the site whose key it has
 MOST_CLIENTS, MOST_ROWS = 100_000, 100_000_000  # of a site
-GREETING_TIMEOUT = 60.0  # seconds that a node has to introduce its site; it is asked again later
+# Seconds that a node has at least to introduce its site; it is asked again later.
+GREETING_TIMEOUT = 60.0
 
 
 class Transport(Protocol):
@@ -77,15 +78,27 @@ class Registry:
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
     _said: set[tuple[int, str]] = field(default_factory=set)
 
-    def look(self) -> None:
-        """Update the registry of sites: greet new nodes, and remove disconnected nodes."""
+    def look(self, timeout: float = 0.0) -> None:
+        """Update the registry of sites: greet new nodes, and remove disconnected nodes.
+
+        Args:
+            timeout: seconds that new nodes have to introduce their sites, at least
+                `GREETING_TIMEOUT`.
+        """
         present = set(self.transport.present())
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
         if strangers := sorted(present - self._met.keys()):
             messages = {node: greeting(self.project) for node in strangers}
-            for node, answer in sorted(self.transport.exchange(messages, GREETING_TIMEOUT).items()):
+            within = max(timeout, GREETING_TIMEOUT)
+            answers = self.transport.exchange(messages, within)
+            for node, answer in sorted(answers.items()):
                 self._met[node] = self._heard(node, answer)
+            if silent := len(messages) - len(answers):
+                self.say(
+                    f"{silent} of {len(messages)} connected nodes have not introduced their sites "
+                    f"within {within:g} s; they are asked again (the logs of the sites say more)"
+                )
         for node, said in sorted(self._met.items()):
             if said is not None:
                 self._place(node, said)

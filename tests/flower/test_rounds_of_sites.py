@@ -327,3 +327,22 @@ def test_the_folder_of_a_study_is_that_of_a_run(tmp_path, capsys):
     drawn = arviz.from_netcdf(tmp_path / "out/fisher/posterior.nc")["posterior"]
     assert drawn["head.weight"].shape[:2] == (1, 1000)
     assert drawn.attrs["corrected"] == "yes"
+
+
+def test_a_site_that_is_slow_to_start_is_waited_for(tmp_path):
+    """A node has as long for its introduction as the operator says, not a fixed minute."""
+    project = hospitals.project(tmp_path / "p", rounds=1)
+    transport, said = hospitals.wire(project, tmp_path), []
+    usual = transport.exchange
+
+    def slow(messages, timeout):
+        is_greeting = any("hello" in records for records in messages.values())
+        replies = usual(messages, timeout)
+        return {} if is_greeting and timeout < 300 else replies
+
+    transport.exchange = slow
+    with pytest.raises(Stopped, match=r"0 sites are there after 0 s \(none\)"):
+        coordinate(project, tmp_path / "out", transport, ServerSettings(3, 3, 0.0), said.append)
+    assert any("3 of 3 connected nodes have not introduced their sites within" in s for s in said)
+    coordinate(project, tmp_path / "out", transport, ServerSettings(3, 3, 300.0), said.append)
+    assert any("round 1 of at most 1: 3 of 3 sites replied" in line for line in said)
