@@ -188,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
     if path.exists() and (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise ValueError(f"{path} has {size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; expected a message") from error
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,8 @@ from pyrofl.experiments.console import REFUSED, Stopped, show, tell
 from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import prepare, write_json
 from pyrofl.flower.commands import site_settings
-from pyrofl.flower.file_transport import SERVER, file_name
+from pyrofl.flower.file_transport import SERVER, file_name, read_own_json
+from pyrofl.flower.project import Project
 from pyrofl.flower.site import (
     DRAWS_REQUEST,
     EVALUATION_REQUEST,
@@ -62,10 +63,10 @@ def answer(args: Namespace) -> None:
     if args.show:
         return
     path = Path(args.out or Path(args.request).with_name(reply_name(request)))
-    refuse_place(path, request)
+    refuse_place(path, request, key)
     prepare(state, overwrite=True)
     with lock_folder(state), site_log(state) as log:
-        about = refuse_other_study(state, request, args.data)
+        about = refuse_other_study(state, request, args.data, project)
         try:
             replies = reply(site, request.records, log)
         except Exception as error:
@@ -144,26 +145,35 @@ def reply_name(request: Message) -> str:
     return file_name(request.recipient, "reply", request.number)
 
 
-def refuse_place(path: Path, request: Message) -> None:
-    """Raise ValueError if a reply cannot be written to a path."""
+def refuse_place(path: Path, request: Message, key: Any) -> None:
+    """Raise ValueError if a reply cannot be written to a path, or would replace another file."""
+    if path.is_file():
+        try:
+            read_message(path, {request.recipient: key.public_key()}, request.study)
+        except ValueError:
+            raise ValueError(
+                f"{path} exists and is no reply of {request.recipient}; expected another --out"
+            ) from None
     if path.is_dir() or not path.parent.is_dir():
         kind = "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise ValueError(f"{path} {kind}; expected a file such as {reply_name(request)} (--out)")
 
 
-def refuse_other_study(state: Path, request: Message, data: str) -> Mapping[str, Any]:
-    """Return study, rows and number of a request, to be stored with its reply.
+def refuse_other_study(
+    state: Path, request: Message, data: str, project: Project
+) -> Mapping[str, Any]:
+    """Return study, rows, project and number of a request, to be stored with its reply.
 
     Raises:
-        ValueError: if a site has answered a later request, or one of another study or with other
-            rows.
+        ValueError: if a site has answered a later request, or one of another study, with other
+            rows or by another project.
     """
     file, digest = state / ANSWERED_FILE, hashlib.sha256(Path(data).read_bytes()).hexdigest()
     now: Flat = {"study": request.study, "rows": digest, "number": request.number}
-    now |= {"request": request.id}
+    now |= {"request": request.id, "project": json.dumps(project.agreed, sort_keys=True)}
     if not file.exists():
         return now
-    before = json.loads(file.read_text(encoding="utf-8"))
+    before = read_own_json(file)
     if before["study"] != now["study"]:
         raise ValueError(
             f"{state} is of study {before['study']}, and the request of {now['study']}; expected "
@@ -179,5 +189,10 @@ def refuse_other_study(state: Path, request: Message, data: str) -> Mapping[str,
         raise ValueError(
             f"{data} has changed since request {last[0]}; expected the same rows in all rounds "
             "(other rows need a new --state, and `exchange --ask-again` at the server)"
+        )
+    if before["project"] != now["project"] and GREETING not in request.records:
+        raise ValueError(
+            f"{project.folder} has changed since request {last[0]}; expected the project of the "
+            "server, which compares a change by a request of its own"
         )
     return now

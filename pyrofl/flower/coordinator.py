@@ -105,7 +105,7 @@ def _roster(path: Path, register: Registry, settings: ServerSettings) -> Sites:
         if len(roster) != settings.sites:
             raise ValueError(
                 f"{path.parent} holds a run of {len(roster)} sites ({', '.join(roster)}); expected "
-                f"--sites {len(roster)}, or another --out"
+                f"{len(roster)} sites, or another --out"
             )
     else:
         wait(register, settings.sites, settings.timeout)

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from pyrofl.files.own_files import subfolder
-from pyrofl.files.run_folder import replacing, write_json
+from pyrofl.files.run_folder import prepare, replacing, write_json
 from pyrofl.flower.site import STUDY_COMPLETE
 from pyrofl.inference.transport.correction import RepliesNeeded
 from pyrofl.inference.transport.message_checks import one_line
@@ -38,6 +38,15 @@ def file_name(site: str, kind: str, number: int) -> str:
     'bern-request-3.json'
     """
     return f"{site}-{kind}-{number}.json"
+
+
+def read_own_json(path: Path) -> dict[str, Any]:
+    """Read a file that these commands wrote; raise ValueError if it is damaged."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it from a backup") from error
+    return content
 
 
 class FileTransport:
@@ -99,10 +108,10 @@ class FileTransport:
 
     def open(self) -> None:
         """Read which requests were written, and take the replies that have arrived."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        prepare(self.folder, overwrite=True)
         path = subfolder(self.taken) / INDEX_FILE
         if path.exists():
-            self.index = json.loads(path.read_text(encoding="utf-8"))
+            self.index = read_own_json(path)
         else:
             self.index = {"study": f"{self.name} {uuid4().hex[:12]}", "requests": {}}
             write_json(path, self.index)

@@ -347,6 +347,8 @@ def test_a_reply_that_is_odd_is_refused_in_one_line(kind, begun, tmp_path, capsy
 def test_a_second_reply_does_not_replace_the_first(begun, tmp_path, capsys):
     assert begun.answer("hospital_1") == 0
     path, request = begun.reply("hospital_1"), begun.request("hospital_1")
+    assert begun.answer("hospital_1") == 0  # as its first file was lost
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # as some programs save files
     first = path.read_bytes()
     shutil.copy(request, tmp_path / "request.json")
     assert begun.exchange() == 0
@@ -412,6 +414,28 @@ REFUSED_REQUESTS = {
     "public as private key": (
         lambda s, t: s.answer("hospital_1", "--key", str(s.folder / "nodes/hospital_1.pub")),
         "hospital_1.pub cannot be read",
+    ),
+    "other project": (
+        lambda s, t: (
+            edited(
+                s.project.folder / "pyproject.toml", lambda x: x.replace("seed = 0", "seed = 1")
+            ),
+            s.answer("hospital_1"),
+        )[1],
+        "p has changed since request 1; expected the project of the server",
+    ),
+    "out is the table": (
+        lambda s, t: s.answer(
+            "hospital_1", "--out", str(s.project.folder / "sites/hospital_1.csv")
+        ),
+        "hospital_1.csv exists and is no reply of hospital_1; expected another --out",
+    ),
+    "damaged state": (
+        lambda s, t: (
+            (s.folder / "hospital_1/answered.json").write_text("{"),
+            s.answer("hospital_1"),
+        )[1],
+        "answered.json is damaged .*; restore it from a backup",
     ),
     "out is a folder": (
         lambda s, t: s.answer("hospital_1", "--out", str(t)),
@@ -512,6 +536,9 @@ def test_odd_options_of_the_server_are_refused(tmp_path, capsys):
     ):
         assert by_files.exchange(*words) == 2
         assert text in capsys.readouterr().err
+    by_files.messages.write_text("a file")
+    assert by_files.exchange() == 2
+    assert "mail is a file; expected a directory" in capsys.readouterr().err
     node_key(tmp_path / "files/nodes", "server")
     assert by_files.exchange() == 2
     assert "no site may be called server" in capsys.readouterr().err
