@@ -97,7 +97,7 @@ class Registry:
             if silent := len(messages) - len(answers):
                 self.say(
                     f"{silent} of {len(messages)} connected nodes have not introduced their sites "
-                    f"within {within:g} s; they are asked again (the logs of the sites say more)"
+                    f"within {within:g} s; see their logs; they are greeted again"
                 )
         for node, said in sorted(self._met.items()):
             if said is not None:
