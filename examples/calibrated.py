@@ -26,6 +26,7 @@ from pyrofl.models import (
     fedlap,
     fedpa,
     fedpop,
+    fedwba,
     fisher,
     fola,
     ivonadmm,
@@ -108,6 +109,14 @@ ONE = [
 ]
 # Local parameters: w_j of each client; the server learns the mean and spread of their population.
 OWN = [
+    (
+        "fedwba",
+        "60 particles",
+        fedwba.build(
+            net, particles=60, init_scale=0.5, epochs=local, batch=None, lr=0.02, **linear
+        ),
+        20,
+    ),
     ("amortized", "", amortized.build(net, init_scale=1.0, **linear), 20),
     (
         "fedpop",
@@ -167,7 +176,11 @@ def row(claim, name, setting, method, rounds):
     found = checks.sbc(method, data, rounds=rounds, allow_diverged=True, **few)
     curves[claim][f"{name} {setting}"] = next(iter(found.of_client("A").values()))
     table = found.table()
-    covered = {level: float(table[level].mean()) for level in ("50%", "80%", "95%")}
+    levels = [column for column in table if column.endswith("%")]  # such as 94%, by the draws
+    covered = {
+        name: float(table[level].mean())
+        for name, level in zip(("50%", "80%", "95%"), levels, strict=True)
+    }
     begun = perf_counter()
     run = pyrofl.fit(method, data, rounds, progress=False)
     seconds = perf_counter() - begun

@@ -31,7 +31,9 @@ COLUMNS = (
     *("fits", "rounds", "seconds"),
 )
 METHODS = "fedavg pvi fedgvi fedlap fedivon ivonadmm fedep fisher fola fald fedpa fedbe virtual "
-METHODS += "fedhb amortized pfedvem pfedbayes lrbpfl fedabml fedpop pfedgp pfedmb metavd predbayes"
+METHODS += (
+    "fedhb amortized fedwba pfedvem pfedbayes lrbpfl fedabml fedpop pfedgp pfedmb metavd predbayes"
+)
 SETTINGS = {  # fewer steps of the slowest methods
     "fedabml": {"steps": 1, "num_particles": 1},
     "pfedbayes": {"epochs": 1, "num_particles": 1},

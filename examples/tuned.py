@@ -36,7 +36,7 @@ METHODS = (
 )
 METHODS += "scaffold fedavgm fedrep fedbabu lgfedavg pfedmb fedpop fedpa fedbe "
 METHODS += "fedem fedamp fedfomo fisher fedhb fola fedep virtual pfedgp predbayes fald "
-METHODS += "metavd pfedme pfedbayes fedgvi fedlap fedivon ivonadmm lrbpfl amortized"
+METHODS += "metavd pfedme pfedbayes fedgvi fedlap fedivon ivonadmm lrbpfl amortized fedwba"
 FAILED = "none: all failed"  # as in compare; the scores are those of the defaults
 FOLDER = Path(__file__).parent
 

@@ -15,11 +15,11 @@ COUNTS = (
     "batch num_particles steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
 )
 COUNTS += "m_step_iters embedding width components downloads least rows thin keep ensemble "
-COUNTS += "rank passes hidden encoder_batch"
+COUNTS += "rank passes hidden encoder_batch particles"
 WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth centers "
 WHOLE += "warm_start encoder_epochs"
 POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread "
-POSITIVE += "robustness renyi_order prior_scale"
+POSITIVE += "robustness renyi_order prior_scale bandwidth"
 NOT_NEGATIVE = "lr init_scale lr_alpha lr_prior lr_head lr_base lr_correction lr_center inner_lr "
 NOT_NEGATIVE += "server_lr client_lr lr_encoder "
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "

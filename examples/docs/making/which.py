@@ -26,6 +26,7 @@ QUESTIONS = (
         ("wrong labels", "fedgvi"),
         ("one normal posterior of a network", "ivonadmm  fedivon"),
         ("scaled features or classes", "lrbpfl"),
+        ("posteriors with several modes", "fedwba"),
     )),
     ("one model for all enough?", (
         ("clients' data are similar", "fedavg"),

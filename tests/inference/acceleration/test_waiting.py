@@ -35,7 +35,7 @@ INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_
 SHAPES = torch.Tag.dynamic_output_shape  # as of nonzero, masked_select, unique
 
 # torch's Adam counts its steps in tensors that are on the CPU, and reads them: that is no wait.
-ADAM = {"fedhb", "pfedbayes", "pvi", "virtual", "fedgvi", "lrbpfl", "amortized"}
+ADAM = {"fedhb", "pfedbayes", "pvi", "virtual", "fedgvi", "lrbpfl", "amortized", "fedwba"}
 DISTILLED = {"fedbe", "predbayes"}  # FedAvg's steps at clients; the server has its own
 ASKED = {"pfedgp"}  # how many more iterations a step needs
 METHODS = builds().keys() - ADAM - DISTILLED - ASKED
