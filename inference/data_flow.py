@@ -26,7 +26,7 @@ from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Draw, everyone
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
@@ -170,12 +170,12 @@ def get_data_flow(
             else "data is missing; pass get_data_flow(method, data), or a run alone"
         )
     if isinstance(method, Run):
-        at, data, seed = by_round(method.method), method.data, method.seed
+        at, data, seed = method_schedule(method.method), method.data, method.seed
         begun: dict[str, Any] = {"resume_from": method.state}
         rounds = method.state.number + 1
     else:
         assert data is not None
-        at, begun, rounds = by_round(method), {}, ROUNDS
+        at, begun, rounds = method_schedule(method), {}, ROUNDS
         data = prepare_data(at(0), data)
     recorder = _FlowRecorder(at)
     begun |= {"participation": participation, "privacy": privacy, "check": False}

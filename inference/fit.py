@@ -23,7 +23,7 @@ from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions, federate
 from pyrofl.inference.engine.origin import validate_resume
 from pyrofl.inference.engine.participation import everyone
-from pyrofl.inference.engine.start import by_round, first
+from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.fitted_run.chains import Chains, FitOptions, MethodOrBuilder, seeds_and_starts
@@ -160,10 +160,10 @@ def fit(
     if isinstance(resume_from, Run) and resume_from.switched and _alternative(method):
         method = resume_from.method
     draw = loop.get("participation", everyone)
-    data = prepare_data(by_round(method)(0), data)
+    data = prepare_data(method_schedule(method)(0), data)
     if (privacy := loop.pop("privacy", None)) is not None:
         method = required("privacy", "privacy")(method, privacy, data.clients, draw)
-    at = by_round(method)
+    at = method_schedule(method)
     past_run, begun = (
         (resume_from, resume_from.state) if isinstance(resume_from, Run) else (None, resume_from)
     )

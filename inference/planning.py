@@ -14,7 +14,7 @@ from pyrofl.inference.definition.metadata import Moments, of_kind
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
@@ -148,7 +148,7 @@ def plan(
         >>> expected.total_seconds[0] > 30
         True
     """
-    data = prepare_data(by_round(method)(0), data)
+    data = prepare_data(method_schedule(method)(0), data)
     if data.is_outline:
         raise ValueError("data has no rows; pass simulated rows of the same sizes and columns")
     stop: Any = None if rounds else "converged"
@@ -177,7 +177,7 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
         return (number, number), str(status)
     if status.kind != "not converged":
         return None, str(status)
-    clients, tensors = run.data.clients, by_round(run.method)(0).metadata.tensors
+    clients, tensors = run.data.clients, method_schedule(run.method)(0).metadata.tensors
     if any(len(record.reported) < clients for record in run.records):
         return None, "some clients do not report in every round; give a number of rounds"
     reason = "as problems of examples/posteriors need, unless the posterior has several modes"

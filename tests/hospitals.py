@@ -23,7 +23,7 @@ from pyrofl.flower.site import reply_or_refuse
 from pyrofl.flower.template import new
 from pyrofl.inference.engine.participation import everyone, sample_clients
 from pyrofl.inference.engine.round import run_round
-from pyrofl.inference.engine.start import by_round, first
+from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.transport.records import Records, deserialize, serialize
 from pyrofl.tensors import role
@@ -80,7 +80,7 @@ def whole(made: Project) -> Federation:
 def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> RoundState:
     """Make the rounds of a project in one process; absent: clients that are left out, by round."""
     data = whole(made)
-    at = by_round(made.build(data.clients, server=True)[label])
+    at = method_schedule(made.build(data.clients, server=True)[label])
     state = first(at(0), data, made.seed)
     for number in range(made.rounds):
         out = absent[number] if number < len(absent) else set()

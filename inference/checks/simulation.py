@@ -25,7 +25,7 @@ from pyrofl.inference.checks import replicas
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.start import by_round, first
+from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.losses import Losses, comparable
@@ -210,7 +210,7 @@ def sbc(
     import xarray
 
     bins = _bins(replications, draws, bins)
-    at = by_round(method)
+    at = method_schedule(method)
     template = replicas.compact(data)
     begin = first(at(0), template, seed, server)
     truth, y = simulated(at(0), template, begin, replications, seed)

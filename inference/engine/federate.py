@@ -19,7 +19,7 @@ from pyrofl.inference.engine.origin import match_server, refuse_other_constants,
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
 from pyrofl.inference.engine.requests import Backend
 from pyrofl.inference.engine.round import run_rounds
-from pyrofl.inference.engine.start import by_round, create_engine, first
+from pyrofl.inference.engine.start import engine_starter, first, method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.tensors import Tensors
@@ -121,7 +121,7 @@ def federate(
     seed = separate(seed)
     if privacy is not None:
         method = required("privacy", "privacy")(method, privacy, data.clients, participation)
-    at = by_round(method)
+    at = method_schedule(method)
     refuse_private_preparation(at(resume_from.number if resume_from else 0), data)
     if resume_from is not None and server_state is not None:
         raise ValueError(
@@ -144,7 +144,7 @@ def federate(
                 server_state=resume_from.server if resume_from else server_state,
             )
 
-    start_engine = create_engine(engine, workers, data)
+    start_engine = engine_starter(engine, workers, data)
 
     def run(state: RoundState) -> Generator[RoundState, None, None]:
         with start_engine() as backend:

@@ -47,7 +47,7 @@ def first(
     return RoundState(0, server, {}, seen, names=names, rows=rows, constants=constants)
 
 
-def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
+def method_schedule(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
     """Return a function that maps a round number (from 0) to the method used in that round."""
     if isinstance(method, Method):
         return lambda _: method
@@ -65,7 +65,7 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
     return at
 
 
-def create_engine(engine: Engine | Backend, workers: int | None, data: Federation) -> StartEngine:
+def engine_starter(engine: Engine | Backend, workers: int | None, data: Federation) -> StartEngine:
     """Validate the engine settings, and return a function that starts the engine."""
     if callable(engine):
         backend = engine

@@ -17,7 +17,7 @@ from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.definition.description import Description, describe
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
-from pyrofl.inference.engine.start import by_round, first
+from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
@@ -83,7 +83,7 @@ def restore_run(
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         with suppress(AttributeError, LookupError, TypeError):  # of an incomplete file
             if was := content["method"]:
-                now = describe(by_round(method)(0))
+                now = describe(method_schedule(method)(0))
                 _refuse_other_method(path, was, content["constants"], now)
         cause = f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -121,7 +121,7 @@ def _restore_constants(
         for name, value in describe(run.method).constants.items():
             if not torch.equal(value, held[name].to(value.device)):
                 value.copy_(held[name])
-    following = describe(by_round(method)(run.state.number)).constants if held else {}
+    following = describe(method_schedule(method)(run.state.number)).constants if held else {}
     for name, value in following.items():
         if name in held and not torch.equal(value, held[name].to(value.device)):
             raise ValueError(
@@ -142,7 +142,7 @@ def _build_run(
     last = RoundState(
         reporters=cohort, client_states=state.pop("client_states"), **_to_memory(state)
     )
-    now = by_round(method)(max(last.number - 1, 0))
+    now = method_schedule(method)(max(last.number - 1, 0))
     saved = _to_memory(content["records"])
     rows = list(zip(*(saved[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]

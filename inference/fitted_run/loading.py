@@ -18,7 +18,7 @@ from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.definition.table_method import prepare_data
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.fitted_run.checkpoints import MAX_PARTS_IN_ERROR, restore_run
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import settings_of_run
@@ -60,7 +60,7 @@ def load(
                 "data are tables and method is None; expected the regression of these tables as "
                 "method"
             )
-        data = prepare_data(by_round(method)(0), data)
+        data = prepare_data(method_schedule(method)(0), data)
     about, content = checkpoint_file.read_any(path, "cpu" if data is None else None)
     try:
         seeds = {n: int(about[f"seed of {n}"]) for n in vars(Seeds())}

@@ -34,10 +34,10 @@ from pyrofl.inference.privacy.sums import (
     SUM,
     WEIGHT,
     Sums,
-    poolable,
-    shown,
+    repeat_for_clients,
     summed,
-    without_rules,
+    weighted_mean_aggregator,
+    without_message_rules,
 )
 from pyrofl.tensors import (
     Tensors,
@@ -112,24 +112,26 @@ def private(
 
         def download(server: Tensors, cohort: Cohort) -> Tensors:
             """Return the tensors that clients download, with those to subtract from messages."""
-            return method.download(server, cohort) | shown(server, cohort, changes)
+            return method.download(server, cohort) | repeat_for_clients(server, cohort, changes)
 
         return replace(
             method,
             download=download,
-            metadata=replace(without_rules(method.metadata), privacy=promise),
+            metadata=replace(without_message_rules(method.metadata), privacy=promise),
         )
     if of_kind(method.metadata.tensors, Factors):
         raise ValueError(
             f"{method.name}: its server needs the factor of every client, which noise on a sum "
             "would not protect; use pvi.hierarchical with Privacy(..., where='client')"
         )
-    sums = Sums(poolable(method), promise.sampling.expected, privacy.max_weight, least=1.0)
+    sums = Sums(
+        weighted_mean_aggregator(method), promise.sampling.expected, privacy.max_weight, least=1.0
+    )
     summing = summed(method, sums)
     if at_client:
         return replace(summing, metadata=replace(summing.metadata, privacy=promise))
     aggregate = replace(
-        poolable(summing),
+        weighted_mean_aggregator(summing),
         transform=mechanism.clip_messages,
         add_noise=mechanism.add_noise,
     )

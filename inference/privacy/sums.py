@@ -111,7 +111,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
     Raises:
         ValueError: if its server needs single messages; the message names the method.
     """
-    aggregate = poolable(method)
+    aggregate = weighted_mean_aggregator(method)
     weighted_sums, is_complete = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
@@ -139,11 +139,11 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
         aggregate=Aggregator(
             {f"{SUM}/* {WEIGHT}/*": WeightedSum(uniform)}, server_step=weighted_sums.opened
         ),
-        metadata=without_rules(method.metadata),
+        metadata=without_message_rules(method.metadata),
     )
 
 
-def poolable(method: Method) -> Aggregator:
+def weighted_mean_aggregator(method: Method) -> Aggregator:
     """Return the method's `Aggregator`; raise ValueError unless it computes weighted means."""
     aggregate = method.aggregate
     if isinstance(aggregate, Aggregator) and aggregate.rule == "mean":
@@ -159,7 +159,7 @@ def poolable(method: Method) -> Aggregator:
     )
 
 
-def without_rules(metadata: Metadata) -> Metadata:
+def without_message_rules(metadata: Metadata) -> Metadata:
     """Return a method's metadata without validation rules and sizes of single client messages."""
     each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.tensors.items()}
     unruled = {
@@ -170,7 +170,7 @@ def without_rules(metadata: Metadata) -> Metadata:
     return replace(metadata, tensors=tensors)
 
 
-def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:
+def repeat_for_clients(server: Tensors, cohort: Cohort, names: str) -> Tensors:
     """Return the server tensors that match `names`, repeated for each client of a cohort."""
     tensors = {n: v for n, v in server.items() if matches(n, names)}
     return under(AT, spread_out(tensors, len(cohort.ids)))

@@ -24,7 +24,7 @@ from pyrofl.inference.definition.method import Method, View
 from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.requests import RoundRequest, as_one
 from pyrofl.inference.engine.round import LocalClients
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
@@ -94,7 +94,7 @@ class Client:
             raise ValueError(
                 "data have row weights, which a remote server does not support; remove them"
             )
-        self.at, self.data, self.seed = by_round(method), data, separate(seed)
+        self.at, self.data, self.seed = method_schedule(method), data, separate(seed)
         refuse_preparation(self.at(0), data)
         self.metrics, self.min_scored_rows, self.rounds = metrics, min_scored_rows, rounds
         self.names = data.names[: data.clients]

@@ -23,7 +23,7 @@ from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.participation import Draw, everyone, sample_clients
 from pyrofl.inference.engine.requests import Reply
 from pyrofl.inference.engine.round import run_round
-from pyrofl.inference.engine.start import by_round, first
+from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
@@ -94,7 +94,7 @@ class Server:
         training_clients: Draw | None = None,
         state: str | Path | None = None,
     ) -> None:
-        self.at, self.seed = by_round(method), separate(seed)
+        self.at, self.seed = method_schedule(method), separate(seed)
         self.roster = Roster(names, sizes, dtype)
         refuse_other_sampling(self.at(0), self.roster.clients, participation, self.seed)
         self.participation, self.trains = participation, training_clients

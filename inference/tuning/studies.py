@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pyrofl.choices import Metric
 from pyrofl.data import Federation
 from pyrofl.files.checkpoint_file import refuse_differences
-from pyrofl.files.own_files import open_without_links
+from pyrofl.files.link_safe_files import open_without_links
 from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fit import fit

@@ -26,7 +26,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.seeds import Seed, later, separate
 from pyrofl.inference.engine.federate import LoopOptions
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.inference.tuning import studies
@@ -136,7 +136,7 @@ def tune(
 
 
 def _hash(methods: Sequence[MethodOrBuilder]) -> str:
-    parts = [described(by_round(method)(0)) for method in methods]
+    parts = [described(method_schedule(method)(0)) for method in methods]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

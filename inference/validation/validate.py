@@ -8,7 +8,7 @@ global random generators: the results of a client must stay the same.
 A method with functions of the user is validated further. Where clients have few rows, its programs
 also run on all of them. Up to four clients with their own ids, of up to 64 rows each, then train
 together and alone, also with more padding and with far values in the others' rows; the server
-aggregates their messages twice. See `real_clients`.
+aggregates their messages twice. See `client_trials`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.messages import validated_state
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
+from pyrofl.inference.validation.client_trials import refuse_dependent_clients, trial_federation
 from pyrofl.inference.validation.gradients import (
     VALIDATION_ROWS,
     WatchedStep,
@@ -51,7 +52,6 @@ from pyrofl.inference.validation.patterns import (
     refuse_unmatched_patterns,
 )
 from pyrofl.inference.validation.program_checker import ProgramChecker
-from pyrofl.inference.validation.real_clients import refuse_dependent_clients, with_real_ids
 from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.inference.validation.variants import filled
 from pyrofl.returned import as_tensors, calling, explained, is_of_library
@@ -134,7 +134,7 @@ def validate_method(
             with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
                 _in_both_precisions(method, whole, ids.flip(0), server_state, _look_at_clients)
         some = _several(data)
-        real = filled(with_real_ids(data, some))
+        real = filled(trial_federation(data, some))
         start = first(method, data, 0, server_state).server
         _in_both_precisions(method, real, some, start, refuse_dependent_clients)
 

@@ -13,12 +13,12 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.agreement import Agreement
+from pyrofl.models.regression.category_order import check_order
 from pyrofl.models.regression.data_checks import warn_of_design
 from pyrofl.models.regression.design import Design, make_design
 from pyrofl.models.regression.families import DOMAINS, FAMILIES, LINKS, family_of
 from pyrofl.models.regression.formula import read_all, with_weights
 from pyrofl.models.regression.method import Regression
-from pyrofl.models.regression.ordinal import check_order
 from pyrofl.models.regression.priors import Priors, make_priors
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import frames_of

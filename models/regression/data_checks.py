@@ -12,11 +12,11 @@ import numpy as np
 
 from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.agreement import Report
-from pyrofl.models.regression.check_reports import check_reports, spread_of
+from pyrofl.models.regression.category_order import category_warnings
 from pyrofl.models.regression.design import Design, refuse_tiny
-from pyrofl.models.regression.ordinal import gaps
 from pyrofl.models.regression.priors import design_moments, predictor_of, term_of
 from pyrofl.models.regression.rows import total
+from pyrofl.models.regression.warning_reports import column_spread, gather_reports
 from pyrofl.user_warnings import warn_user
 
 # Standard deviations between 0 and the mean of a column with effects of groups.
@@ -36,7 +36,7 @@ def warn_of_design(design: Design, link: str) -> None:
             responses are equal, or ordinal responses have gaps.
     """
     moments = design_moments(design, link)
-    reports = [*check_reports(design, link).values()]
+    reports = [*gather_reports(design, link).values()]
     for name in reports[0]["largest"]:
         refuse_tiny(name, max(one["largest"][name] for one in reports))
     ends = [value for one in reports for value in one["response"]]
@@ -45,7 +45,7 @@ def warn_of_design(design: Design, link: str) -> None:
     for parameter in design.predictors:
         texts += _columns(design, parameter, moments[predictor_of(parameter)], reports)
     texts += [*_separated(design, reports), *_off_center(design, moments)]
-    texts += [*_constant(design, ends), *_no_events(design), *gaps(design, reports)]
+    texts += [*_constant(design, ends), *_no_events(design), *category_warnings(design, reports)]
     for text in texts:
         warn_user(text)
 
@@ -75,7 +75,7 @@ def _columns(
     if not columns.labels:
         return []
     terms = [f"{name} of {parameter}" if parameter else name for name in columns.labels]
-    _, fixed = spread_of(design, parameter, *moments)
+    _, fixed = column_spread(design, parameter, *moments)
     texts = []
     if fixed.any():
         names = [n for n, is_fixed in zip(terms, fixed, strict=True) if is_fixed]

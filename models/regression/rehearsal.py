@@ -34,12 +34,12 @@ from pyrofl.data.frames import Tables
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.agreement import Report
-from pyrofl.models.regression.check_reports import LABEL as CHECKS_LABEL
-from pyrofl.models.regression.check_reports import has_intercept, spread_of
 from pyrofl.models.regression.design import Design
 from pyrofl.models.regression.priors import MEANS_LABEL, predictor_of
 from pyrofl.models.regression.remote import RegressionClient, RegressionServer
 from pyrofl.models.regression.rows import COLUMNS
+from pyrofl.models.regression.warning_reports import LABEL as CHECKS_LABEL
+from pyrofl.models.regression.warning_reports import column_spread, has_intercept
 
 Floats = NDArray[np.float64]
 
@@ -191,7 +191,7 @@ def _sums(design: Design, messages: Mapping[str, Report], reply: Mapping[str, An
     n, terms = messages[MEANS_LABEL]["rows"], design.terms
     part = messages[MEANS_LABEL]["parts"][predictor_of("")]
     means = np.array(part["mean"]).reshape(-1)
-    spread, fixed = spread_of(design, "", means, np.array(part["squares"]).reshape(-1) / n)
+    spread, fixed = column_spread(design, "", means, np.array(part["squares"]).reshape(-1) / n)
     scale = np.where(fixed, 1.0, spread)
     middle = means if has_intercept(design, "") else 0 * means
     centered = np.array(messages[CHECKS_LABEL]["products"][""]).reshape(len(terms), len(terms))

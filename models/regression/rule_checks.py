@@ -22,12 +22,12 @@ from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.models.regression.agreement import Agreement, Report
 from pyrofl.models.regression.building import Settings, agree
-from pyrofl.models.regression.check_reports import LABEL as CHECKS
 from pyrofl.models.regression.design import OFFSET, RESPONSE_SUFFIX, Design, level_text
 from pyrofl.models.regression.families import family_of
 from pyrofl.models.regression.formula import Formula, read_all
 from pyrofl.models.regression.priors import MEANS_LABEL
 from pyrofl.models.regression.rows import COLUMNS, frames_of
+from pyrofl.models.regression.warning_reports import LABEL as CHECKS
 
 Floats = NDArray[np.float64]
 

@@ -15,14 +15,14 @@ from pyrofl.data.tables.column_summary import ColumnSummary
 from pyrofl.data.tables.data_quality import code_warning, level_warning, of_measurements, of_words
 from pyrofl.data.tables.row_checks import Cells, determines, of_answers, relation_of
 from pyrofl.data.tables.units import unit_warning
-from pyrofl.models.regression.check_reports import (
-    check_reports,
-    columns_of,
-    factors_of,
-    summary_of,
-)
 from pyrofl.models.regression.columns import variables
 from pyrofl.models.regression.design import Design
+from pyrofl.models.regression.warning_reports import (
+    factors_of,
+    gather_reports,
+    summary_of,
+    table_columns,
+)
 from pyrofl.user_warnings import warn_user
 
 
@@ -36,10 +36,10 @@ def warn_of_tables(design: Design, link: str) -> None:
             missing values, or a predictor determines the response.
     """
     roster, frames = design.clients.roster, design.clients.frames
-    factors, reports = factors_of(design), check_reports(design, link)
+    factors, reports = factors_of(design), gather_reports(design, link)
     texts = [of_words(design.client, roster["sizes"], "clients")]
     plain = _plain_texts(design)
-    for name in columns_of(design):
+    for name in table_columns(design):
         if name in plain:
             texts.append(of_measurements(name, design.clients.levels[name]))
         if name in factors:
@@ -86,7 +86,7 @@ def _answers(design: Design) -> list[str]:
         return []
     return [
         name
-        for name in columns_of(design)
+        for name in table_columns(design)
         if name not in others
         and determines([relation_of(_cells(f[name]), _cells(f[response])) for f in frames])
     ]

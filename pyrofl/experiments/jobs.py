@@ -16,7 +16,7 @@ from pyrofl.experiments.tasks import Task, participation, task
 from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw, Stragglers
-from pyrofl.inference.engine.start import by_round, create_engine
+from pyrofl.inference.engine.start import engine_starter, method_schedule
 from pyrofl.inference.privacy.differential_privacy import with_privacy
 from pyrofl.inference.privacy.preparation import refuse_preparation
 
@@ -66,7 +66,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             f"--seeds is {experiment.seeds}, and the seeds of split, init, participation and noise "
             "are all given, so runs would be equal; expected --seeds 1, or one of them left out"
         )
-    create_engine(experiment.engine, experiment.workers, tasks[0].data)
+    engine_starter(experiment.engine, experiment.workers, tasks[0].data)
     privacy_of_run, of = privacy(experiment.privacy), list[dict[str, Job]]()
     for at in tasks:
         built = methods(names, experiment.settings, at, experiment.rounds)
@@ -76,7 +76,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             own = f"{name}-{at.seed}"
             path = folder / own if folder else Path(experiment.out or f"runs/{own}")
             private = with_privacy(method, privacy_of_run, at.data.clients, draw)
-            refuse_preparation(by_round(private)(0), at.data)
+            refuse_preparation(method_schedule(private)(0), at.data)
             of[-1][name] = Job(experiment, name, private, at, draw, path)
     for name in names if experiment.fold_messages else ():
         foldable(name, of[0][name].method)
@@ -85,7 +85,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
 
 def foldable(name: str, method: Scheduled) -> None:
     """Raise ValueError if a method cannot aggregate messages one by one (--fold-messages)."""
-    now = by_round(method)(0)
+    now = method_schedule(method)(0)
     try:
         inbox(now, {}, torch.zeros(0), keep_messages=False)
     except ValueError as error:

@@ -18,7 +18,7 @@ from pyrofl.experiments.console import FAILED, Stopped, ending, tell, trace, wha
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder, run_json, text_tables
-from pyrofl.files.own_files import subfolder
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.definition.budget import PrivacySpent
 from pyrofl.inference.definition.seeds import separate

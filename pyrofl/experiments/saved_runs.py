@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.files import run_json
-from pyrofl.files.own_files import refuse_link
+from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.files.run_folder import SCHEMA
 
 NOT_CONVERGED = "not converged"  # marks every difference of a run that has not

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pyrofl.files.own_files import open_without_links
+from pyrofl.files.link_safe_files import open_without_links
 
 LOCK_FILE = ".lock"
 MAX_LOCK_BYTES = 4096  # bytes of a lock that are read

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from pyrofl.arguments import checked
 from pyrofl.files import lock
-from pyrofl.files.own_files import PRIVATE
+from pyrofl.files.link_safe_files import PRIVATE
 
 SCHEMA = 2  # of run.json: raised when a key is renamed or changes its meaning
 METRICS = ("round", "model", "adaptation", "population", "metric", "value")

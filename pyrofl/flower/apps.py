@@ -17,7 +17,7 @@ import numpy as np
 
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
-from pyrofl.files.own_files import append
+from pyrofl.files.link_safe_files import append
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project

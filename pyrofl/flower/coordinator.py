@@ -13,8 +13,8 @@ from typing import Any
 
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.experiments.methods import Scheduled
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import REGRESSION_METHOD, Project
 from pyrofl.flower.registry import Registry, Transport
@@ -37,7 +37,7 @@ from pyrofl.flower.site import (
     label,
 )
 from pyrofl.inference.definition.description import clients_part
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.correction import configure_draws, reporter
 from pyrofl.inference.transport.message_checks import Flat, one_line, own_client_names
@@ -169,7 +169,9 @@ class Rounds:
             name: Server(method, *roster, state=subfolder(subfolder(out / name) / "server"))
             for name, method in self.methods.items()
         }
-        parts = {n: (out / n, project, n, by_round(self.methods[n])(0)) for n in self.servers}
+        parts = {
+            n: (out / n, project, n, method_schedule(self.methods[n])(0)) for n in self.servers
+        }
         if regression is None:
             self.stores = {n: ResultStore(*parts[n], server) for n, server in self.servers.items()}
         else:
@@ -370,7 +372,7 @@ def _build_methods(
     largest, count = max(sizes), len(sizes)
     methods = project.build(count, largest, server=True)
     bare = project.build(count, server=True) if largest > 1 else methods
-    parts = {n: [clients_part(by_round(m[n])(0)) for m in (methods, bare)] for n in methods}
+    parts = {n: [clients_part(method_schedule(m[n])(0)) for m in (methods, bare)] for n in methods}
     rows = {n: largest for n, (own, other) in parts.items() if own != other}
     return {n: (methods if n in rows else bare)[n] for n in methods}, rows
 

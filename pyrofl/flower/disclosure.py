@@ -15,7 +15,7 @@ from pyrofl.files import text_tables
 from pyrofl.flower.project import REGRESSION_METHOD, Project
 from pyrofl.flower.site import describe_tensors
 from pyrofl.flower.tables import regression_arguments, regression_client
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
@@ -65,7 +65,7 @@ def leaving(
                 for count in CLIENT_ROWS
             )
         except RuntimeError:  # of torch or Pyro, which do not name the cause
-            validate_method(by_round(built[method])(0), data)
+            validate_method(method_schedule(built[method])(0), data)
             raise
         for record, flat in few.items():
             for described, other in zip(
@@ -146,10 +146,10 @@ def _tried(
     reply = client.train(server.configure_train(here)["site"])
     yield "reply", reply
     server.aggregate_train({"site": reply})
-    for view in by_round(method)(0).views if scored else ():
+    for view in method_schedule(method)(0).views if scored else ():
         request = server.configure_evaluate(here, model=view, part=_tested(data))["site"]
         yield f"scores, {view}", client.evaluate(request)
-    one = by_round(method)(0)
+    one = method_schedule(method)(0)
     if not project.corrected or reason_against(one):
         return
     records: list[Flat] = []

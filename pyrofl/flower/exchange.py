@@ -10,8 +10,8 @@ from typing import Any
 from pyrofl.arguments import check_name
 from pyrofl.experiments.console import ending, tell
 from pyrofl.experiments.tasks import threads
+from pyrofl.files.link_safe_files import append
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import append
 from pyrofl.flower.apps import run_study
 from pyrofl.flower.commands import LOG_FILE, check, finish, kept
 from pyrofl.flower.coordinator import ServerSettings

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pyrofl.files.own_files import subfolder
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.files.run_folder import prepare, replacing, write_json
 from pyrofl.flower.site import STUDY_COMPLETE
 from pyrofl.inference.transport.correction import RepliesNeeded

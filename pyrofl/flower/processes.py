@@ -17,8 +17,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from pyrofl.experiments.console import FAILED, Stopped
+from pyrofl.files.link_safe_files import open_without_links, refuse_link
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import open_without_links, refuse_link
 from pyrofl.files.run_folder import replacing
 
 PROCESS_MARK = "PYROFL_FLOWER"  # in the environment of all that we have started

@@ -22,7 +22,7 @@ from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.tasks import Task, network
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.transport.message_checks import Flat
 
 PROJECT_FILE = "pyproject.toml"
@@ -209,7 +209,7 @@ class Project:
         file, _, name = self._here(spec).rpartition(":")
         try:
             method: Scheduled = runpy.run_path(file)[name](data)
-            by_round(method)(0)
+            method_schedule(method)(0)
         except (Exception, SystemExit) as error:  # whatever the user's file does wrong
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"method {spec} cannot be made: {reason}") from error

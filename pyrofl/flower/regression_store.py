@@ -10,7 +10,7 @@ from pyrofl.data.outlines import facts, hidden, outline
 from pyrofl.experiments.regressions import RegressionExperiment
 from pyrofl.experiments.results import facts_of
 from pyrofl.files import run_json
-from pyrofl.files.own_files import subfolder
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.flower.results import NUMBER_OF_DRAWS, ResultStore
 from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.posteriors.shared import shared_to_arviz

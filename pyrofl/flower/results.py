@@ -23,7 +23,7 @@ from pyrofl.experiments.results import (
     write_tables,
 )
 from pyrofl.files import checkpoint_file, run_folder, run_json
-from pyrofl.files.own_files import subfolder
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.flower.project import Project
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Supervised

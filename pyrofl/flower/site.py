@@ -18,13 +18,13 @@ from pyrofl.arguments import check_name
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import checkpoint_file
-from pyrofl.files.own_files import PRIVATE, open_without_links, subfolder
+from pyrofl.files.link_safe_files import PRIVATE, open_without_links, subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.tables import read_site_tables, regression_client
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export
@@ -198,7 +198,10 @@ class Site:
         Rows are [N, columns]; other arguments are those of `Run.predict`.
         """
         check_name(method, self.project.labels, "method")
-        view = model or default_model(by_round(self.project.build(self.data.clients)[method])(0))[0]
+        view = (
+            model
+            or default_model(method_schedule(self.project.build(self.data.clients)[method])(0))[0]
+        )
         path = self._request_path(method, view)
         if not path.exists():
             there = path.parent.glob(f"{method} *.safetensors")

@@ -12,7 +12,7 @@ from pyrofl.files import run_folder, run_json, text_tables
 from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
-from pyrofl.reports import parameters
+from pyrofl.reports import model_report
 from pyrofl.reports.page import page, write
 
 ESTIMATES, RATIOS, POSTERIOR = "estimates.csv", "ratios.csv", "posterior.nc"
@@ -48,20 +48,20 @@ def write_regression(
     """
     with guard or nullcontext():
         draws = posterior()
-        own = parameters.estimates(run, draws)
+        own = model_report.estimates(run, draws)
         _csv(folder / ESTIMATES, "parameter", own.table)
         if own.ratios is not None:
             _csv(folder / RATIOS, str(own.ratios.index.name), own.ratios)
         export.save(draws, folder / POSTERIOR)
         saving.save(run, folder / run_folder.CHECKPOINT)
         run_json.write(folder, facts, (ESTIMATES, RATIOS, POSTERIOR))
-        drawings = list(parameters.drawings(run, own))
+        drawings = list(model_report.drawings(run, own))
         lacking = results.drawn(folder, [(name, make) for name, _, make in drawings])
     problems += [text for text in run.warnings if text not in problems]
     drawn = [(name, text, folder / f"figures/{name}.png") for name, text, _ in drawings]
     drawn = [one for one in drawn if one[2].is_file()]
-    sections_of_page = parameters.sections(run, own, drawn, problems, data)
-    title = question or parameters.question(run)
+    sections_of_page = model_report.sections(run, own, drawn, problems, data)
+    title = question or model_report.question(run)
     end = write(folder / results.PAGE, page(title, sections_of_page))
     tables = [_text("parameter", own.table.iloc[:, [0, 1, 3, 4]])]
     tables += [] if own.ratios is None else [_text(str(own.ratios.index.name), own.ratios)]

@@ -15,7 +15,7 @@ from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.reports import first_page as words
-from pyrofl.reports import parameters
+from pyrofl.reports import model_report
 from pyrofl.reports.page import Section, page, write
 
 MIN_DRAWS = 100  # draws
@@ -82,12 +82,12 @@ def report(
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
                 posterior = run.to_arviz(draws, progress=False)
-                parameter_tables = parameters.estimates(run, posterior, var_names)
+                parameter_tables = model_report.estimates(run, posterior, var_names)
             problems += [str(one.message) for one in caught if one.category is UserWarning]
-        drawings = parameters.drawings(run, parameter_tables) if parameter_tables else ()
+        drawings = model_report.drawings(run, parameter_tables) if parameter_tables else ()
         drawn = [(name, text, make()) for name, text, make in drawings]
-        title = parameters.question(run)
-        sections = parameters.sections(run, parameter_tables, drawn, problems, data)
+        title = model_report.question(run)
+        sections = model_report.sections(run, parameter_tables, drawn, problems, data)
     write(path, page(question or title, sections))
     return path
 
@@ -96,7 +96,7 @@ def _check_var_names(run: Run, var_names: Sequence[str] | None) -> None:
     """Raise ValueError if variables of the report are no sites of a program."""
     if var_names is None:
         return
-    if parameters.is_regression(run) or isinstance(run.method.model, Supervised):
+    if model_report.is_regression(run) or isinstance(run.method.model, Supervised):
         raise ValueError("var_names is for programs; omit it for a regression or a network")
     if not var_names or not all(isinstance(name, str) for name in var_names):
         raise ValueError(f"var_names is {var_names!r}; expected names of variables, or None")
@@ -139,5 +139,5 @@ def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list
         first,
         clients,
         every,
-        parameters.costs(run),
+        model_report.costs(run),
     ]

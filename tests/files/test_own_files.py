@@ -13,8 +13,8 @@ import torch
 
 import pyrofl
 from pyrofl.cli.parser import main
+from pyrofl.files.link_safe_files import append, subfolder
 from pyrofl.files.lock import LOCK_FILE, lock_folder
-from pyrofl.files.own_files import append, subfolder
 from pyrofl.files.run_folder import write_csv
 from pyrofl.flower.processes import ProcessGroup
 from pyrofl.flower.site import greeting, reply_or_refuse

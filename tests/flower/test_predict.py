@@ -12,7 +12,7 @@ from hospitals import NAMES, looped, wire
 from pyrofl.cli import main
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.rows import rows_of
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.fitted_run.run import Run
 
 METHODS = ("pfedvem", "ditto")
@@ -39,7 +39,7 @@ def test_it_predicts_as_the_run_in_one_process(group, tmp_path, capsys):
     project, _ = finished(tmp_path, client_column=group)
     for name in METHODS:
         data = hospitals.whole(project)
-        method = by_round(project.build(data.clients, server=True)[name])(project.rounds - 1)
+        method = method_schedule(project.build(data.clients, server=True)[name])(project.rounds - 1)
         run = Run(method, data, looped(project, name), project.seed)
         for site in NAMES[:2]:
             file, out = project.folder / f"sites/{site}.csv", tmp_path / f"{name}-{site}.csv"

@@ -26,8 +26,8 @@ from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.rows import LOSSES, comparison_score, of_model
 from pyrofl.experiments.saved_runs import NOT_CONVERGED, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import subfolder
 from pyrofl.paired import LEVEL, Calibration, Interval
 
 if TYPE_CHECKING:

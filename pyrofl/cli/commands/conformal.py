@@ -10,8 +10,8 @@ from pyrofl.cli.commands.predict import method_of, refuse_no_run, test_rows_of
 from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
+from pyrofl.files.link_safe_files import subfolder
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import subfolder
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.fitted_run.loading import load
 

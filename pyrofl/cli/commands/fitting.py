@@ -23,7 +23,7 @@ from pyrofl.experiments.methods import builds
 from pyrofl.experiments.results import unlearned
 from pyrofl.experiments.tasks import resolve, split, threads
 from pyrofl.files import run_folder
-from pyrofl.files.own_files import refuse_link
+from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.inference.engine.messages import count_by_rule
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit

@@ -13,7 +13,7 @@ from pyrofl.experiments.experiment import TRIALS, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.definition.description import described
-from pyrofl.inference.engine.start import by_round
+from pyrofl.inference.engine.start import method_schedule
 
 SettingTexts = dict[str, str]
 """A setting as it is written behind --set: name -> value."""
@@ -98,7 +98,7 @@ def _without_duplicates(
 
 
 def _description(method: Scheduled) -> dict[str, str]:
-    return described(by_round(method)(0))
+    return described(method_schedule(method)(0))
 
 
 def _product(values: Mapping[str, Sequence[str]]) -> list[SettingTexts]:

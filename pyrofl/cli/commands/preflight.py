@@ -16,7 +16,7 @@ from pyrofl.experiments.experiment import MAX_UNREQUESTED
 from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.results import posterior_view
 from pyrofl.experiments.tasks import Task
-from pyrofl.inference.engine.start import by_round, first
+from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.fitted_run import loggers
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
@@ -51,7 +51,7 @@ def _check(job: Job) -> None:
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
             validate_method(
-                by_round(job.method)(0), job.task.data, chunk_size=job.experiment.chunk_size
+                method_schedule(job.method)(0), job.task.data, chunk_size=job.experiment.chunk_size
             )
         except ValueError as error:
             raise ValueError(f"{job.name}: {error}") from error
@@ -66,7 +66,7 @@ def _labeled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
 def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
     """Return the ArviZ groups and axis names of a fit's posterior, found by one trial draw."""
     experiment, task = job.experiment, job.task
-    method = by_round(job.method)(0)
+    method = method_schedule(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
     dims = {name: task.net.dims(name) for name in task.net.shapes}
     few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
@@ -108,7 +108,7 @@ def _find_room(job: Job) -> None:
     requested += [("--posterior-draws", experiment.posterior_draws, task.data.clients)]
     if max(draws for _, draws, _ in requested) < 1000:
         return  # as many as people ask for
-    method = by_round(job.method)(0)
+    method = method_schedule(job.method)(0)
     state = first(method, task.data, task.seeds)
     ids = torch.zeros(1, dtype=torch.long)
     one = posterior(method, task.data, state, 1, ids=ids, model=method.main_view)

@@ -17,8 +17,8 @@ from pyrofl.experiments.regressions import RegressionExperiment, read_priors, re
 from pyrofl.experiments.results import LAST
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder, run_json
+from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models.regression import regression

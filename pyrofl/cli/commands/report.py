@@ -28,8 +28,8 @@ from pyrofl.cli.output.sections import (
 from pyrofl.experiments.console import show
 from pyrofl.experiments.results import PAGE
 from pyrofl.experiments.saved_runs import SavedRun, runs
+from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import refuse_link
 from pyrofl.reports import first_page as words
 from pyrofl.reports.page import Section, page, write
 

@@ -17,8 +17,8 @@ from pyrofl.experiments.methods import reaching
 from pyrofl.experiments.results import LAST, RESULTS
 from pyrofl.experiments.tasks import Task
 from pyrofl.files import checkpoint_file, run_folder, run_json
+from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.definition.metadata import Moments, of_kind
 from pyrofl.inference.definition.method import Method

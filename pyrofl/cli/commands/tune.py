@@ -21,8 +21,8 @@ from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import run_folder, run_json, text_tables
+from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.files.lock import lock_folder
-from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.tuning.results import COLUMNS, Margin, TuningResult, describe_setting
 from pyrofl.inference.tuning.studies import LOCK, STORAGE, OtherSearch, load_optuna
 from pyrofl.inference.tuning.tune import AllFailed, refuse_metric

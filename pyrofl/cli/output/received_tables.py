@@ -13,7 +13,7 @@ from typing import Any
 from pyrofl.experiments.comparison import CompareRow
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder, run_json
-from pyrofl.files.own_files import refuse_link
+from pyrofl.files.link_safe_files import refuse_link
 
 HASH = "hash"  # entry of tune.json, of all others
 AGAIN = "run the same pyrofl compare with --resume, or remove the file"

@@ -16,8 +16,8 @@ from pyrofl.experiments.rows import has_crps, of_model
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.reports.first_page import score_of, score_table
+from pyrofl.reports.model_report import fitting
 from pyrofl.reports.page import Section
-from pyrofl.reports.parameters import fitting
 
 TRAVELED = ("bytes_down", "bytes_up", "seconds")  # of each round, in run.json
 BY_CLASS = (

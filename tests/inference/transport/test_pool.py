@@ -35,7 +35,7 @@ def posts(monkeypatch):
         made.append(Fake(workers or 1))
         return partial(Pool, data, made[-1])
 
-    monkeypatch.setattr(rounds, "create_engine", starting)
+    monkeypatch.setattr(rounds, "engine_starter", starting)
     return made
 
 
@@ -55,7 +55,7 @@ def test_two_workers_make_the_rounds_of_one_process(name, posts):
 def alone(method, data, last, **how):
     """Return the rounds of one process, whatever engines are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "create_engine", start.create_engine)
+        patch.setattr(rounds, "engine_starter", start.engine_starter)
         return federate(method, data, last, **how)
 
 

@@ -46,12 +46,12 @@ def refuse_dependent_clients(
 
     Args:
         method: the method.
-        few: the result of `with_real_ids`.
+        few: the result of `trial_federation`.
         ids: ids of the clients.
         server: the initial state of the server.
     """
     assert server is not None
-    refuse_odd_epochs(method, ids)
+    refuse_dependent_epochs(method, ids)
     state = RoundState(0, to_data(server, few), {}, torch.zeros(few.clients).bool())
     steps = list[WatchedStep]()
     phases = tuple(_short(phase, steps) for phase in (*method.phases, *method.adapt))
@@ -69,7 +69,7 @@ def refuse_dependent_clients(
         # Closed-form updates, such as searches for a mode, are dear; and at states and rows that no
         # client has, they may amplify rounding.
         return
-    after = None if is_of_library(method.aggregate) else refuse_memory(trial, trial_round)
+    after = None if is_of_library(method.aggregate) else aggregate_twice(trial, trial_round)
     if after is not None:
         later = replace(trial, state=replace(state, server=after))
         with suppress(*FAILS):
@@ -85,7 +85,7 @@ def refuse_dependent_clients(
             _refuse_far_rows(trial, int(client))
 
 
-def with_real_ids(data: Federation, ids: Tensor) -> Federation:
+def trial_federation(data: Federation, ids: Tensor) -> Federation:
     """Return a federation in which the given clients have some of their rows, and others have one.
 
     All clients have their ids, and x and y have only the rows in use.
@@ -111,7 +111,7 @@ def with_real_ids(data: Federation, ids: Tensor) -> Federation:
     )
 
 
-def refuse_odd_epochs(method: Method, ids: Tensor) -> None:
+def refuse_dependent_epochs(method: Method, ids: Tensor) -> None:
     """Raise ValueError if a client's number of epochs depends on the others that train."""
     for phase in (*method.phases, *method.adapt):
         if callable(phase.epochs):
@@ -139,7 +139,7 @@ def is_of_library(aggregate: Any) -> bool:
     return (owner.__module__ or "").startswith("pyrofl.")
 
 
-def refuse_memory(trial: TestRound, trial_round: TrialRound) -> Tensors | None:
+def aggregate_twice(trial: TestRound, trial_round: TrialRound) -> Tensors | None:
     """Return the next state of the server; raise ValueError if a second call gives another one."""
     method, few = without_secret_noise(trial.method), trial.data
     cohort, server = few.cohort(trial.ids), trial.state.server

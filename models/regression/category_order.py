@@ -61,7 +61,7 @@ def _unknown_order(name: str, frames: Mapping[str, pd.DataFrame]) -> str:
     return f"response {name} holds text, whose order is unknown; declare it: {cure}"
 
 
-def gaps(design: Design, reports: Sequence[Report]) -> list[str]:
+def category_warnings(design: Design, reports: Sequence[Report]) -> list[str]:
     """Return texts on whole numbers and on declared categories that no row has.
 
     Args:

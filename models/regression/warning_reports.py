@@ -15,7 +15,7 @@ from pyrofl.models.regression.priors import design_moments, predictor_of
 LABEL = f"{PRIVATE}checks"
 
 
-def check_reports(design: Design, link: str) -> dict[str, Report]:
+def gather_reports(design: Design, link: str) -> dict[str, Report]:
     """Return each client's report for the warnings.
 
     It has counts and moments of its numeric columns; the sums of products of its design's columns,
@@ -57,7 +57,7 @@ def has_intercept(design: Design, parameter: str) -> bool:
     return columns.has_intercept or design.family.kind in ("ordinal", "cox")
 
 
-def spread_of(design: Design, parameter: str, means: Any, squares: Any) -> tuple[Any, Any]:
+def column_spread(design: Design, parameter: str, means: Any, squares: Any) -> tuple[Any, Any]:
     """Return the spread [P] of columns around their means, or 0, and which are constant."""
     size = np.sqrt(squares + means**2)
     spread = np.sqrt(squares) if has_intercept(design, parameter) else size
@@ -66,12 +66,12 @@ def spread_of(design: Design, parameter: str, means: Any, squares: Any) -> tuple
 
 def _scaling(design: Design, parameter: str, means: Any, squares: Any) -> tuple[Any, Any]:
     """Return middle and scale [P] of the columns, for their sums of products."""
-    spread, fixed = spread_of(design, parameter, means, squares)
+    spread, fixed = column_spread(design, parameter, means, squares)
     middle = means if has_intercept(design, parameter) else 0 * means
     return middle, np.where(fixed, 1.0, spread)
 
 
-def columns_of(design: Design) -> list[str]:
+def table_columns(design: Design) -> list[str]:
     """Return the columns of the tables, without those of clients and of row weights."""
     names = map(str, design.clients.template)
     left = {design.client, *design.further.get("weights", ())}
@@ -88,7 +88,7 @@ def factors_of(design: Design) -> set[str]:
 
 def numeric(design: Design) -> list[str]:
     """Return the columns of numbers."""
-    return [name for name in columns_of(design) if name not in factors_of(design)]
+    return [name for name in table_columns(design) if name not in factors_of(design)]
 
 
 def _report(summary: ColumnSummary) -> Report:
