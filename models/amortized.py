@@ -137,10 +137,10 @@ def build(
         >>> data = pyrofl.Federation.from_arrays(parts, held_out=["client 3"])
         >>> net = nets.build("linear", (1,), 1)
         >>> method = amortized.build(net, likelihood=likelihoods.normal(0.5))
-        >>> run = pyrofl.fit(method, data, 20, progress=False)
+        >>> run = pyrofl.fit(method, data, 100, progress=False)
         >>> new = pyrofl.posterior(
         ...     method, data, run.state, 100, ids=torch.tensor([3]), adaptation="fine_tune")
-        >>> 2.0 < float(new["w"].mean()) < 4.0
+        >>> 2.5 < float(new["w"].mean()) < 3.5
         True
     """
     whole, (net, _) = net, without_noise(net)

@@ -276,7 +276,7 @@ def match(start: Tensor, particles: Tensor) -> Tensor:
 
     >>> start, two = torch.tensor([[0.0], [1.0]]), torch.tensor([[[5.0], [3.0]], [[7.0], [8.0]]])
     >>> match(start, two).mean(0)
-    tensor([[5.],
+    tensor([[5.0000],
             [6.5000]])
     """
     center, order = start, None

@@ -77,7 +77,7 @@ MANUAL: dict[str, str] = {
     "celeba": "faces by celebrity, LEAF's JSON files, color 84 x 84, smiling or not",
     "digit_five": "digits of five domains, .mat files, color 32 x 32, 10 classes",
     "sun397": "scenes, 80 + 20 of each of 397 classes, color 64 x 64",
-    "sun397-coarse": "150 of them, 3 superclasses to predict and 150 fine types to partition by",
+    "sun397-coarse": "3 superclasses to predict, 150 types to partition by",
     "cinic10": "90,000 + 90,000 color 32 x 32, 10 classes",
 }
 """Data sets that users download themselves; examples/docs/image_data.md states their folders."""
@@ -90,7 +90,7 @@ DATASETS: dict[str, str] = {
     "gaussian": "synthetic: clients with Gaussian likelihoods of different widths, exact posterior",
     "linear": "synthetic: a linear regression per client around a common one",
     **{name: f"{about}; downloaded" for name, about in IMAGES.items()},
-    **{name: f"{about}; to be put in --data-dir" for name, about in MANUAL.items()},
+    **{name: f"{about}; files in --data-dir" for name, about in MANUAL.items()},
     "npz:PATH": "images in a file with arrays images (or jpeg, offsets), labels, is_test, classes",
     "csv:PATH": "a table (CSV, Parquet) with or without a group column; A,B or a folder: sites",
     "NAME+NAME": "several of these (no csv) as domains of one: all rows, all classes",

@@ -409,8 +409,8 @@ def make_design(
     if "Intercept" in names | factors:
         raise ValueError("a column has the name Intercept, that of the intercept; rename it")
     further = {role: _columns_in(t, namespace, columns) for role, t in formula.columns.items()}
-    for name in further.get("upper", ()):
-        refuse_open_bounds(frames, name)
+    if "upper" in further:  # an expression has the gaps of its columns, such as the time itself
+        refuse_open_bounds(frames, formula.columns["upper"])
     used = [*sorted(answer.union(*further.values()))]
     used += sorted((names | factors | {client}) - answer)
     categorical = sorted(factors | {client})

@@ -66,8 +66,8 @@ def test_estimates_are_those_of_the_library(capsys):
     assert all(link.startswith(("data:", "#")) for link in linked)
     assert main(["predict", "r", "--data", "all.csv", "--out", "p.csv", "--new-client"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert main(["report", "r"]) == 2
-    assert "pyrofl regress wrote r/report.html" in capsys.readouterr().err
+    assert main(["report", "r"]) == 0
+    assert "r/report.html" in capsys.readouterr().out
 
 
 def test_one_file_with_a_gap_and_a_prior_warns_and_uses_both(capsys):

@@ -21,7 +21,12 @@ from pyrofl.inference.engine.state import client_inputs
 from pyrofl.models import fedavg, fedhb, guides, pfedbayes, pfedvem, priors
 
 BUILT = [m for m, build in table.BUILDS.items() if "prior" in accepted(build)]
-HIERARCHICAL = [m for m in BUILT if accepted(table.BUILDS[m])["prior"] == priors.PriorFamily]
+HIERARCHICAL = [
+    m
+    for m in BUILT
+    if m != "fedwba"  # whose particles have one prior
+    and accepted(table.BUILDS[m])["prior"] == priors.PriorFamily
+]
 MIXED = {"head.weight*": dist.Laplace, "*": dist.Normal}
 
 
