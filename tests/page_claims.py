@@ -478,7 +478,7 @@ CLAIMS = [
     Claim(CONFORMAL, rf"with {N} to {N} classes on average", lambda: ends(sets("size"))),
     Claim(CONFORMAL, rf"at a client is {N} to {N}\.", lambda: ends(sets("pooled_lowest"))),
     Claim(CONFORMAL, rf"mean coverage of {N} to {N}\.", lambda: ends(sets("uncalibrated"))),
-    Claim(CONFORMAL, rf"sets of all {N} methods", lambda: [len(sets("coverage"))]),
+    Claim(CONFORMAL, rf"sets of {N} methods have the stated", lambda: [len(sets("coverage"))]),
     # hierarchical models
     Claim(POSTERIORS, rf"likelihood factors \| 1 \| {N} linear", lambda: [len(rounds(1))]),
     Claim(POSTERIORS, rf"likelihood factors \| 2 \| {N},", lambda: [len(rounds(2))]),
