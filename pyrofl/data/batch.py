@@ -159,7 +159,7 @@ class Batch:
     def gather(self, values: Tensor, column: str | int) -> Tensor:
         """Select an entry of a vector for each row, by the whole number in one of its columns.
 
-        This is the effect of a row's item, rater or ward, if `values` has an effect for each level::
+        This is the effect of a row's item or ward, if `values` has an effect for each level::
 
             items = pyro.sample("items", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
             with batch.rows():

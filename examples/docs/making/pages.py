@@ -101,7 +101,7 @@ def papers(folder: Path) -> Iterator[tuple[str, str | bytes]]:
 
 def linked(text: str, folder: str = "") -> str:
     """Return a page whose links to other pages and pictures are those of the site."""
-    text = text.replace("(../../NUMBERS.md)", "(../../numbers.md)")
+    text = text.replace("(../../NUMBERS.md)", "(../../numbers.md)").replace("(../docs/", "(../../")
     text = re.sub(r"\]\((?:\.\./)?(\w+)/README\.md(#[\w-]+)?\)", r"](\1.md\2)", text)
     return re.sub(r"\]\((\w+\.png)\)", rf"]({folder}/\1)", text)
 
