@@ -241,6 +241,8 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
 def compared(*metrics: str) -> Callable[[Sequence[Mapping[str, str]], object], Figure]:
     """Return a function that plots scores of the rows of a table, in the first column of its file.
 
+    The axis names the column, if there are several.
+
     Args:
         metrics: columns of the file; each gets a color.
     """
@@ -254,6 +256,10 @@ def compared(*metrics: str) -> Callable[[Sequence[Mapping[str, str]], object], F
             for metric in metrics
             if line["case"] == lines[0]["case"] and line[metric]
         ]
-        return figures.comparison(shown)
+        plot = figures.comparison(shown)
+        if len({line["case"] for line in lines}) > 1:
+            axes = plot.axes[0]
+            axes.set_xlabel(f"{axes.get_xlabel()}; {lines[0]['case']}")
+        return plot
 
     return figure

@@ -73,7 +73,6 @@ class Columns:
         self._calls = calls.with_outer_namespace(self._env.namespace)
         self._known: dict[str, Any] = {}
         self._curves: dict[str, Curve] = {}
-        self.smooths: dict[str, list[str]] = {}
         for term in self.model.common_terms:
             for component in getattr(term, "components", ()):
                 for call in _calls(getattr(component, "call", None)):
@@ -93,7 +92,8 @@ class Columns:
         self.has_intercept = any(isinstance(term, Intercept) for term in terms)
         self.offsets = [t for t in terms if getattr(t, "kind", "") == "offset"]
         self.terms = [t for t in terms if not isinstance(t, Intercept) and t not in self.offsets]
-        self.labels = [label for term in self.terms for label in self._labels(term)]
+        self.labels = [label for term in self.terms for label in labels_of(term)]
+        self.smooths = self._smooths()
         if twice := [label for label in self.labels if self.labels.count(label) > 1]:
             raise ValueError(f"{text!r} has two columns named {twice[0]}; expected distinct names")
         if clients.frames:
@@ -104,19 +104,17 @@ class Columns:
         """Columns of smooth functions that are no lines."""
         return {label for labels in self.smooths.values() for label in labels}
 
-    def _labels(self, term: Any) -> list[str]:
-        """Return the names of a term's columns."""
-        call: Any = getattr(term.components[0], "call", None)
-        if not isinstance(getattr(call, "stateful_transform", None), Smooth):
-            labels: list[str] = term.labels
-            return labels
-        variable = str(call.args[0])
-        curves = [f"s({variable})[{k}]" for k in range(1, call.stateful_transform.df - 1)]
-        name = re.sub(r"\W+", "_", variable).strip("_")
-        if name in self.smooths:
-            raise ValueError(f"{self.text!r} has two smooth functions of {name}; expected one")
-        self.smooths[name] = curves
-        return [f"s({variable})", *curves]
+    def _smooths(self) -> dict[str, list[str]]:
+        """Return the columns of smooth functions that are no lines, by names for sites."""
+        smooths: dict[str, list[str]] = {}
+        for term in self.terms:
+            if not (variable := smooth_variable(term)):
+                continue
+            name = re.sub(r"\W+", "_", variable).strip("_")
+            if name in smooths:
+                raise ValueError(f"{self.text!r} has two smooth functions of {name}; expected one")
+            smooths[name] = labels_of(term)[1:]
+        return smooths
 
     def _refuse_other_rows(self, frame: pd.DataFrame) -> None:
         """Raise ValueError if the columns of a row depend on other rows of the client."""
@@ -324,6 +322,21 @@ class Columns:
             return result
 
         return quantiles(below, self.clients.rows, (curve.low, curve.high), parts)
+
+
+def smooth_variable(term: Any) -> str:
+    """Return the variable of a term that is a smooth function; "" for another term."""
+    call: Any = getattr(term.components[0], "call", None)
+    is_smooth = isinstance(getattr(call, "stateful_transform", None), Smooth)
+    return str(call.args[0]) if is_smooth else ""
+
+
+def labels_of(term: Any) -> list[str]:
+    """Return the names of a term's columns; the first one of a smooth function is the line."""
+    labels: list[str] = term.labels
+    if not (variable := smooth_variable(term)):
+        return labels
+    return [f"s({variable})", *(f"s({variable})[{k}]" for k in range(1, len(labels)))]
 
 
 def _totals(reports: Mapping[str, Report]) -> Report:
