@@ -88,8 +88,19 @@ def survival(
     table = pd.concat([index, table.reset_index(drop=True)], axis=1)
     many = table["row"].nunique() > 1
     about = {"column": "time", "by": "row" if many else None, "response": "survival probability"}
-    table.attrs |= {**about, "steps": regression_of(fitted).design.family.kind == "cox"}
+    is_cox = regression_of(fitted).design.family.kind == "cox"
+    table.attrs |= {**about, "steps": is_cox, "names": _row_names(rows)}
     return table
+
+
+def _row_names(rows: Any) -> dict[int, str]:
+    """Return the values of each row in the columns that differ, such as "treat = yes"."""
+    frame = pd.DataFrame(rows).reset_index(drop=True)
+    differing = [name for name in frame.columns if frame[name].nunique() > 1]
+    return {
+        row: ", ".join(f"{name} = {frame.loc[row, name]}" for name in differing)
+        for row in (range(len(frame)) if differing else ())
+    }
 
 
 @checked

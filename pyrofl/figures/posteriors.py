@@ -408,7 +408,10 @@ def survival(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
         ax: where to draw; None makes a figure.
     """
     by, low, high = table.attrs["by"], *(c for c in table.columns if str(c).endswith("%"))
-    curves = {f"{by} {key}": part for key, part in table.groupby(by, sort=False)} if by else {}
+    names, groups = table.attrs.get("names", {}), table.groupby(by, sort=False) if by else ()
+    curves = {names.get(key) or f"{by} {key}": part for key, part in groups}
+    if len(curves) < len(groups):  # equal rows
+        curves = {f"{by} {key}": part for key, part in groups}
     curves = curves or {"survival": table}
     figure, axes = style.one_panel(5.4, 3.8, ax)
     looks = {

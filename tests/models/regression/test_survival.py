@@ -167,7 +167,13 @@ def test_figures_have_a_curve_for_each_row(monkeypatch):
     values = sites("weibull")
     run = run_of(monkeypatch, "censored(time, event) ~ x", "weibull", values)
     table = effects.survival(run, {"x": [0.0, 1.0, 2.0]}, TIMES)
-    axes = figures.survival(table).axes[0]
+    figure = figures.survival(table)
+    axes = figure.axes[0]
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["x = 0.0", "x = 1.0", "x = 2.0"]
+    equal = effects.survival(run, {"x": [0.0, 1.0, 1.0]}, TIMES)
+    shown = [text.get_text() for text in figures.survival(equal).legends[0].get_texts()]
+    assert shown == ["row 0", "row 1", "row 2"]
     for row, line in enumerate(axes.get_lines()[:3]):
         assert line.get_ydata().tolist() == table[table["row"] == row]["mean"].tolist()
         assert line.get_drawstyle() == "default"
