@@ -28,7 +28,9 @@ from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import Adaptation, default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
+from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.metrics import Bins
+from pyrofl.nets import Network
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
 
@@ -79,11 +81,10 @@ def save(job: Job, run: Run, scores: list[Scores], settings: Mapping[str, Any]) 
     rows.save(job.experiment, folder, run.data, scores)
     if draws and run.status.kind != "diverged":
         view, adaptation = posterior_view(run)
-        dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
+        dims = network_axes(run, job.task.net, view)
         which: dict[str, Any] = {"model": view, "adaptation": adaptation, "coords": job.coords}
         which |= {"groups": job.groups, "progress": not job.experiment.quiet}
-        posterior = run.to_arviz(draws, dims, **which)
-        export.save(posterior, folder / "posterior.nc")
+        export.save(run.to_arviz(draws, dims, **which), folder / "posterior.nc")
     run_json.write(folder, facts(job, run, scores), TABLES, settings)
     return drawn(folder, draw(job, run, scores, statistics))
 
@@ -170,6 +171,13 @@ def posterior_view(run: Run) -> tuple[str, Adaptation]:
     """Return which model's posterior is saved, such as "personal", and its default adaptation."""
     view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")
+
+
+def network_axes(run: Run, net: Network, view: str) -> dict[str, tuple[str, ...]]:
+    """Return names of the axes of those parameters of a network that are sites of a posterior."""
+    few = torch.zeros(1, dtype=torch.long)
+    sites = posterior(run.method, run.data, run.state, 1, model=view, ids=few)
+    return {name: net.dims(name) for name in net.shapes if name in sites}
 
 
 def draw(

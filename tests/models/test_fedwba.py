@@ -12,10 +12,12 @@ from promises import Promises
 from torch import Tensor
 
 import pyrofl
+from pyrofl.cli import main
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fraction
+from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import fedwba, likelihoods
 from pyrofl.models.fedwba import KernelDensity, direction, match
 from pyrofl.nets import build
@@ -172,3 +174,12 @@ def test_the_server_aggregates_assigned_particles_by_a_rule(rule):
     matched = match(start, state.client_states["w"])
     expected = matched.mean(0) if rule == "mean" else matched.median(0).values
     close(state.server["v"], expected)
+
+
+def test_the_command_saves_particles_of_the_whole_network(tmp_path):
+    words = "run fedwba --per-class 12 --clients 4 --net mlp:4 --rounds 1 --set epochs=1 --quiet"
+    assert main([*words.split(), "--posterior-draws", "20", "--out", str(tmp_path / "r")]) == 0
+    (path,) = tmp_path.glob("r/**/posterior.nc")
+    posterior = import_arviz().from_netcdf(path)["posterior"]
+    size = sum(s.numel() for s in build("mlp:4", (64,), 10).shapes.values())
+    assert posterior["w"].sizes["w_dim_0"] == size

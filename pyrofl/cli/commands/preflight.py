@@ -14,7 +14,7 @@ from pyrofl import figures
 from pyrofl.choices import GROUPS, NETWORKS
 from pyrofl.experiments.experiment import MAX_UNREQUESTED
 from pyrofl.experiments.jobs import Job
-from pyrofl.experiments.results import posterior_view
+from pyrofl.experiments.results import network_axes, posterior_view
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.fitted_run import loggers
@@ -68,10 +68,10 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
     experiment, task = job.experiment, job.task
     method = method_schedule(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
-    dims = {name: task.net.dims(name) for name in task.net.shapes}
     few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
     try:
         how: dict[str, Any] = {"groups": experiment.arviz_groups or "all", "ids": few}
+        dims = network_axes(run, task.net, view)
         one = run.to_arviz(1, dims, model=view, corrected=False, **how)
     except ValueError as error:
         raise ValueError(f"--arviz-groups with {job.name}: {error}") from error
