@@ -19,9 +19,9 @@ sys.path.append(str(PAPERS))
 import cost  # noqa: E402
 import files  # noqa: E402
 import harness  # noqa: E402
-import made_up  # noqa: E402
 import reproduce  # noqa: E402
 import settings  # noqa: E402
+import simulated_files  # noqa: E402
 from papers import tables  # noqa: E402
 from settings import edge_of, partition_of, tuned  # noqa: E402
 
@@ -41,7 +41,7 @@ every_study = pytest.mark.parametrize(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small files of all data sets."""
     path = tmp_path_factory.mktemp("data")
-    made_up.write_all(path)
+    simulated_files.write_all(path)
     return path
 
 
@@ -298,7 +298,7 @@ def test_seeds_of_choice_and_of_report_are_apart():
 
 def test_data_that_cannot_be_loaded_are_named(tmp_path: Path):
     study = STUDIES["fedbe", "table4"]
-    made_up.write_all(tmp_path)
+    simulated_files.write_all(tmp_path)
     assert reproduce.missing(study, "paper", "Tiny-ImageNet", "FedBE", tmp_path) == ""
     (tmp_path / "tiny_imagenet.npz").unlink()
     harness.load.cache_clear()

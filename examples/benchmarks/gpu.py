@@ -40,8 +40,8 @@ from pyrofl.tensors import Tensors, generator
 sys.path.append(str(Path(__file__).parent.parent / "papers"))
 
 import cost  #
-import made_up
 import reproduce
+import simulated_files
 from harness import Trial
 
 PAPERS = {  # paper -> study, column, rows
@@ -273,7 +273,7 @@ def run_tables(args: argparse.Namespace, device: torch.device, end: float) -> No
         data_dir = args.data_dir
         if args.size == "smoke" and data_dir is None:
             data_dir = Path(folder)
-            made_up.write_all(data_dir)
+            simulated_files.write_all(data_dir)
         for place, (paper, name, case, row) in enumerate(rows):
             study = reproduce.studies(paper)[name]
             case = case if args.size == "paper" else next(iter(study.cases))

@@ -1,6 +1,6 @@
 """Run a table or figure of a paper at one of three sizes, and write its CSV file and figure.
 
-Size smoke takes seconds, with small made-up files in place of the data. Size small takes minutes on
+Size smoke takes seconds, with small simulated data sets. Size small takes minutes on
 two cores: rows, networks and rounds are fewer than in the paper, and settings are those that
 examples/tuned.py chose, or the best of a grid on validation rows. Size paper has the paper's data,
 network, rounds, seeds and settings, for a machine with a GPU. An interrupted command resumes where
@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 
 import cost
-import made_up
+import simulated_files
 from files import fill, read
 from harness import PAPERS, SIZES, Study, chosen_lines, load
 
@@ -141,7 +141,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if args.size == "smoke" and args.data_dir is None:
             args.data_dir = Path(folder)
-            made_up.write_all(args.data_dir)
+            simulated_files.write_all(args.data_dir)
         if args.estimate:
             predict(study, args.size, args.data_dir, path, args)
             return 0

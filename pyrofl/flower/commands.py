@@ -59,7 +59,7 @@ def new(args: Namespace) -> None:
     from pyrofl.flower.template import new as write
 
     path = write(args.folder)
-    show(f"{path} holds a project: pyproject.toml has its settings, sites/ made-up rows")
+    show(f"{path} holds a project: pyproject.toml has its settings, sites/ simulated rows")
     show(f"try it with: pyrofl flower up {path} --sites 3")
 
 

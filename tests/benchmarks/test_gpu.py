@@ -36,7 +36,7 @@ def test_a_table_of_each_paper_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_rounds_are_run_until_the_time_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A clock that advances by a second at every look leaves time for both rounds."""
     study = gpu.reproduce.studies("pfedmb")["table2"]
-    gpu.made_up.write_all(tmp_path)
+    gpu.simulated_files.write_all(tmp_path)
     trial = study.trial("smoke", next(iter(study.cases)), "FedAvg", "lr=0.06", 0, tmp_path)
     ticks = iter(range(1000))
     monkeypatch.setattr(gpu, "perf_counter", lambda: float(next(ticks)))
