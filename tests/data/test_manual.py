@@ -19,7 +19,7 @@ from pyrofl.partitions.federations import split
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "papers"))
 
-import made_up
+import simulated_files
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_every_name_is_listed_and_says_where_its_files_belong(tmp_path):
 
 
 def test_femnist_keeps_writers_pixels_and_labels(tmp_path, rng):
-    made_up.femnist(tmp_path, rng, writers=5, rows=8)
+    simulated_files.femnist(tmp_path, rng, writers=5, rows=8)
     data = load("femnist", data_dir=tmp_path)
     stored = [
         (name, pixels, label, part == "test")
@@ -80,7 +80,7 @@ def test_femnist_keeps_writers_pixels_and_labels(tmp_path, rng):
 
 
 def test_femnist_is_partitioned_by_writer(tmp_path, rng):
-    made_up.femnist(tmp_path, rng, writers=5, rows=8)
+    simulated_files.femnist(tmp_path, rng, writers=5, rows=8)
     federation = split(load("femnist", data_dir=tmp_path), "groups", held_out=["f0001_1"])
     assert federation.names == ("f0000_0", "f0002_2", "f0003_3", "f0004_4", "f0001_1")
     assert federation.sizes.tolist() == [8, 8, 8, 8, 8]
@@ -120,7 +120,7 @@ def edited(folder: Path, **changes) -> None:
     ],
 )
 def test_a_wrong_file_of_femnist_is_named_with_its_user(tmp_path, rng, changes, message):
-    made_up.femnist(tmp_path, rng, writers=5, rows=8)
+    simulated_files.femnist(tmp_path, rng, writers=5, rows=8)
     edited(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         load("femnist", data_dir=tmp_path)
@@ -128,19 +128,19 @@ def test_a_wrong_file_of_femnist_is_named_with_its_user(tmp_path, rng, changes, 
 
 
 def test_an_incomplete_file_of_femnist_is_named(tmp_path, rng):
-    made_up.femnist(tmp_path, rng)
+    simulated_files.femnist(tmp_path, rng)
     (_, path) = files(tmp_path, "femnist")
     path.write_bytes(path.read_bytes()[:1000])
     assert refused(tmp_path, "femnist").startswith(f"{path}: is not JSON")
 
 
 def test_femnist_needs_test_rows_of_the_training_writers(tmp_path, rng):
-    made_up.femnist(tmp_path, rng)
+    simulated_files.femnist(tmp_path, rng)
     (path,) = files(tmp_path, "femnist", "test")
     path.unlink()
     assert "femnist/data/test has no .json file" in refused(tmp_path, "femnist")
     rows = {"f7": {"x": [[0.5] * 784], "y": [1]}}
-    made_up.leaf(tmp_path / "femnist", "test", rows)
+    simulated_files.leaf(tmp_path / "femnist", "test", rows)
     assert "user f7 has no training rows; expected the files of preprocess.sh -t sample" in refused(
         tmp_path, "femnist"
     )
@@ -150,7 +150,7 @@ def test_femnist_needs_test_rows_of_the_training_writers(tmp_path, rng):
 
 
 def test_celeba_reads_the_named_images(tmp_path, rng):
-    made_up.celeba(tmp_path, rng, people=3, rows=4)
+    simulated_files.celeba(tmp_path, rng, people=3, rows=4)
     data = load("celeba", data_dir=tmp_path)
     assert data.x.shape == (15, 3, 84, 84)
     assert data.y.tolist() == [0, 1, 0, 1] * 3 + [0] * 3
@@ -164,7 +164,7 @@ def test_celeba_reads_the_named_images(tmp_path, rng):
 
 
 def test_a_missing_or_damaged_face_is_named(tmp_path, rng):
-    made_up.celeba(tmp_path, rng)
+    simulated_files.celeba(tmp_path, rng)
     path = tmp_path / "celeba" / "data" / "raw" / "img_align_celeba" / "000003.jpg"
     path.write_bytes(path.read_bytes()[:200])
     assert refused(tmp_path, "celeba").startswith(f"{path}: cannot be decoded")
@@ -187,7 +187,7 @@ def mat(folder: Path, name: str) -> dict:
 
 
 def test_digit_five_has_five_domains_of_ten_classes(tmp_path, rng):
-    made_up.digit_five(tmp_path, rng, train=30, test=10)
+    simulated_files.digit_five(tmp_path, rng, train=30, test=10)
     data = load("digit_five", data_dir=tmp_path)
     assert data.x.shape == (200, 3, 32, 32)
     assert data.y.tolist() == [k % 10 for k in range(40)] * 5
@@ -210,7 +210,7 @@ def test_digit_five_has_five_domains_of_ten_classes(tmp_path, rng):
 
 
 def test_clients_of_a_domain_are_tested_on_it(tmp_path, rng):
-    made_up.digit_five(tmp_path, rng)
+    simulated_files.digit_five(tmp_path, rng)
     data = load("digit_five", data_dir=tmp_path)
     federation = split(data, "domains:slices:5", 10, seed=0, test="labels_global")
     for j, (train, test) in enumerate(zip(federation.train, federation.test, strict=True)):
@@ -236,7 +236,7 @@ def test_clients_of_a_domain_are_tested_on_it(tmp_path, rng):
 def test_a_wrong_file_of_digit_five_is_named(tmp_path, rng, name, changes, message):
     from scipy.io import savemat
 
-    made_up.digit_five(tmp_path, rng)
+    simulated_files.digit_five(tmp_path, rng)
     path = tmp_path / "Digit-Five" / f"{name}.mat"
     if isinstance(changes, bytes):
         path.write_bytes(path.read_bytes()[:500])
@@ -252,7 +252,7 @@ def test_a_wrong_file_of_digit_five_is_named(tmp_path, rng, name, changes, messa
 
 
 def test_sun397_has_the_first_images_of_each_class(tmp_path, rng):
-    made_up.sun397(tmp_path, rng, rows=101)
+    simulated_files.sun397(tmp_path, rng, rows=101)
     data = load("sun397", data_dir=tmp_path)
     assert data.x.shape == (700, 3, 64, 64)
     names = ("ambiguous", "scene0/indoor", "scene1/indoor", "scene0/natural", "scene1/natural")
@@ -267,7 +267,7 @@ def test_sun397_has_the_first_images_of_each_class(tmp_path, rng):
 
 
 def test_superclasses_of_sun397_are_labels_and_ambiguous_classes_are_left_out(tmp_path, rng):
-    made_up.sun397(tmp_path, rng)
+    simulated_files.sun397(tmp_path, rng)
     data = load("sun397-coarse", data_dir=tmp_path)
     assert data.classes == ("indoor", "outdoor, natural", "outdoor, man-made")
     assert torch.equal(data.y, torch.arange(3).repeat_interleave(200))
@@ -282,7 +282,7 @@ def test_only_fifty_classes_of_a_superclass_are_used(tmp_path, rng, monkeypatch)
     from pyrofl.data.loaders import image_folders
 
     monkeypatch.setattr(image_folders, "SUN_CLASSES", 1)
-    made_up.sun397(tmp_path, rng)
+    simulated_files.sun397(tmp_path, rng)
     data = load("sun397-coarse", data_dir=tmp_path)
     assert torch.bincount(data.types).tolist() == [100] * 3
     with Image.open(tmp_path / "SUN397/o/scene0/natural/sun_0000.jpg") as file:
@@ -292,15 +292,17 @@ def test_only_fifty_classes_of_a_superclass_are_used(tmp_path, rng, monkeypatch)
 
 
 def test_an_incomplete_sun397_is_named(tmp_path, rng):
-    made_up.sun397(tmp_path, rng)
+    simulated_files.sun397(tmp_path, rng)
     table = tmp_path / "SUN397" / "hierarchy_three_levels" / "three_levels.xlsx"
     scene = tmp_path / "SUN397" / "b" / "scene1" / "indoor"
     (scene / "sun_0099.jpg").unlink()
     message = refused(tmp_path, "sun397")
     assert message.startswith(f"{scene}: has 99 .jpg files; expected at least 100")
-    made_up.sheet(table, [["category", "indoor"], ["/a/b", 1]])
+    simulated_files.sheet(table, [["category", "indoor"], ["/a/b", 1]])
     assert "has no row of column names in its first sheet" in refused(tmp_path, "sun397-coarse")
-    made_up.sheet(table, [["category", *made_up.SUPERCLASSES], ["/b/scene1/indoor", 1]])
+    simulated_files.sheet(
+        table, [["category", *simulated_files.SUPERCLASSES], ["/b/scene1/indoor", 1]]
+    )
     assert "has no class of outdoor, natural" in refused(tmp_path, "sun397-coarse")
     table.write_bytes(table.read_bytes()[:100])
     assert refused(tmp_path, "sun397-coarse").startswith(f"{table}: cannot be read")
@@ -315,9 +317,11 @@ def cinic(folder: Path, rng, rows: int = 3) -> dict[tuple[str, str], np.ndarray]
     pictures = {}
     for part in ("train", "valid", "test"):
         for name in ("airplane", "cat"):
-            pictures[part, name] = made_up.images(np.zeros(rows, int), (32, 32, 3), rng)
+            pictures[part, name] = simulated_files.images(np.zeros(rows, int), (32, 32, 3), rng)
             for i, pixels in enumerate(pictures[part, name]):
-                made_up.picture(folder / "CINIC-10" / part / name / f"cifar10-{i}.png", pixels)
+                simulated_files.picture(
+                    folder / "CINIC-10" / part / name / f"cifar10-{i}.png", pixels
+                )
     return pictures
 
 
