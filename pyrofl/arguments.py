@@ -38,6 +38,7 @@ WORDS |= {
 
 RENAMED = {
     "done": "elapsed",
+    "fold_messages": "discard_messages",
     "fresh_tau": "confidence_after_training",
     "hold_back": "validation_fraction",
     "own_base": "personal_base",

@@ -299,7 +299,7 @@ class Bar:
 
 
 @dataclass
-class Correction:
+class CorrectionOutcome:
     """Settings and outcome of the importance correction of a run's posterior draws.
 
     Attributes:

@@ -30,7 +30,7 @@ from pyrofl.inference.posteriors.client_groups import (
     log_densities_at,
 )
 from pyrofl.inference.posteriors.corrected import (
-    Correction,
+    CorrectionOutcome,
     reason_against,
     server_draw_list,
     tried_for,
@@ -114,7 +114,10 @@ def corrected_shared(
         return SharedDraws()
     spec = draws_specification(run.method, {"seed": run.seed, "draws": draws})
     run.record_correction("")  # of an earlier one
-    correction, everyone = Correction(None, False, run.status), torch.arange(run.data.clients)
+    correction, everyone = (
+        CorrectionOutcome(None, False, run.status),
+        torch.arange(run.data.clients),
+    )
     reason = reason or reason_against(run.method, run.data, everyone, spec)
 
     def weigh() -> tuple[SharedDraws | None, Weights]:

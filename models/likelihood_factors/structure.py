@@ -32,7 +32,7 @@ from pyrofl.inference.definition.elbo import (
     weighed,
 )
 from pyrofl.inference.definition.programs import Program
-from pyrofl.models.likelihood_factors.noncentered import NonCentered
+from pyrofl.models.likelihood_factors.noncentered import NonCenteredRoots
 from pyrofl.models.shared.matrices import precise
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import RowsFilled
@@ -115,15 +115,15 @@ class Structure:
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
-        with RowsFilled(self.client_sites.sites), NonCentered(self.centered):
+        with RowsFilled(self.client_sites.sites), NonCenteredRoots(self.centered):
             self.program(received, local, batch)
 
-    def run(self, u: Tensor, eta: Tensor, batch: Batch) -> tuple[Any, Any, NonCentered]:
+    def run(self, u: Tensor, eta: Tensor, batch: Batch) -> tuple[Any, Any, NonCenteredRoots]:
         """Run the program at u [S, C, d] and eta [S, C, m].
 
         Return Pyro's traces of u and eta and of the program, and the roots that it states.
         """
-        handler = NonCentered(self.centered)
+        handler = NonCenteredRoots(self.centered)
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             zero = u.new_zeros(*u.shape[:-1], 1)
@@ -167,12 +167,12 @@ class Structure:
         )
         return ProgramDensities(prior, likelihood, roots, response_of(p, batch), loc, scale)
 
-    def trace(self, values: Tensors, batch: Batch, points: int) -> tuple[Any, NonCentered]:
+    def trace(self, values: Tensors, batch: Batch, points: int) -> tuple[Any, NonCenteredRoots]:
         """Run the program at values [S, C, 1, *p] of its shared sites, without own noise.
 
         Return Pyro's trace, and the roots of own sites that the program states.
         """
-        handler = NonCentered(self.centered)
+        handler = NonCenteredRoots(self.centered)
         none = next(iter(values.values())).new_zeros(points, len(batch), 1)
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:

@@ -148,7 +148,7 @@ class MeanField(Partitioned):
 
         Of a cavity that is no distribution only the constant is unknown.
         """
-        variance, half = Moments.apply(mean, log_root, center, precision)
+        variance, half = VarianceAndDivergence.apply(mean, log_root, center, precision)
         return variance, half - (mean.shape[-1] + log_det) / 2
 
     def tilt(self, received: Tensors, local: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +198,7 @@ class MeanField(Partitioned):
         return Normals(self.client_sites.size, full=False).independent(*self.client_sites.prior())
 
 
-class Moments(torch.autograd.Function):
+class VarianceAndDivergence(torch.autograd.Function):
     """Autograd function for the variances of a normal, and its divergence from another.
 
     The divergence is 1/2 sum p (v + (mean - center)^2) - log_root, up to a constant, with

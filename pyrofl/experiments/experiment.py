@@ -177,7 +177,7 @@ class Experiment:
     on_bad_message: OnBadMessage = free(
         None, "What to do with an invalid client message: reject it, or raise an error.", "reject"
     )
-    fold_messages: bool = option(
+    discard_messages: bool = option(
         None,
         "Aggregate each message when it arrives, to save memory; for methods whose server computes "
         "means.",

@@ -31,8 +31,8 @@ LINES: dict[str, str] = {
     "guides>guides shared>shared __init__>__init__ priors.flat>priors.flat "
     "fedrep~--per-class~6~--net~softmax> fedbe~--per-class~6~--clients~2>server_data "
     "metavd~--data~eight_schools> "
-    "pvi~--per-class~6~--clients~2~--fold-messages>--fold-messages "
-    "fedbe~--per-class~6~--clients~2~--server-data~10~--fold-messages>--fold-messages",
+    "pvi~--per-class~6~--clients~2~--discard-messages>--discard-messages "
+    "fedbe~--per-class~6~--clients~2~--server-data~10~--discard-messages>--discard-messages",
     "run fedavg ": "--nonsense>--nonsense --nonsense=3>--nonsense -r~3>-r --se~3>--se "
     "--part~0.5>--part --seeds~3>--seeds --turns~3>--turns --overwrite=yes>--overwrite "
     "--quiet=0>--quiet --resume~3>3 --set>--set --set~--lr=1>--set "
@@ -71,7 +71,7 @@ HELPFUL = "-h --help run~--help compare~-h partition~-h list list~methods explai
 TOGGLES = (
     "--overwrite",
     "--resume",
-    "--fold-messages",
+    "--discard-messages",
     "--save-predictions",
     "--record",
     "--quiet",
