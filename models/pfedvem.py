@@ -78,7 +78,7 @@ def precision(
     variance: Tensor,
     deviation: Tensor,
     d: int,
-    of: Confidence = "full",
+    confidence: Confidence = "full",
     prior_scale: float | None = None,
 ) -> Tensor:
     """Return each client's confidence tau [C], given the variance and deviation of its head.
@@ -88,7 +88,9 @@ def precision(
     The ablations are those of tables 2 and 3. With `prior_scale`, it is the mode of log tau under
     the prior of the variant that learns the widths.
     """
-    spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}[of]
+    spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}[
+        confidence
+    ]
     if prior_scale is not None:
         return 2 * d / (spread + d * prior_scale**2)
     return (d / spread).clamp(max=CEILING)
@@ -153,7 +155,7 @@ def build(
     """
     family = guides.mean_field if guide is None else guide
     if prior_scale is not None and (
-        prior is not dist.Normal or family not in head_widths.INDEPENDENT
+        prior is not dist.Normal or family not in head_widths.INDEPENDENT_GUIDES
     ):
         raise ValueError(
             f"prior_scale is {prior_scale}, whose widths have a closed form for a normal prior and "

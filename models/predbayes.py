@@ -41,14 +41,13 @@ from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, ch
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.averages import average
 from pyrofl.inference.definition.metadata import INCOMPARABLE, Metadata
-from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase, phase_and_step
 from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.models import fedavg, guides
 from pyrofl.models.fedpop import langevin
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared import distillation
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
@@ -115,7 +114,7 @@ def build(
     likelihood = settings.get("likelihood", categorical)
     rows = distillation.fitting(net, server_data, likelihood)
     base = fedavg.build(net, **settings)
-    burn_in, step = only_step(base)
+    burn_in, step = phase_and_step(base)
 
     def keeping(s: int) -> Phase:
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:

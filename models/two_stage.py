@@ -65,7 +65,7 @@ from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.hmc import KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu
 from pyrofl.models.shared.declared import Declared
-from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import layouts
 from pyrofl.tensors import Tensors, default_type, generator, matches, spread_out
@@ -179,9 +179,11 @@ class TwoStage:
     ) -> Tensors:
         """Replace the draws of reporting clients, and draw from the posterior again."""
         ids = cohort.ids.cpu()
-        sent = {n: precise(message[n]) for n in ("draws", "log_p1")}
+        sent = {n: to_cpu_double(message[n]) for n in ("draws", "log_p1")}
         sent["known"] = torch.ones(len(ids)).double()
-        held = {n: precise(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in sent.items()}
+        held = {
+            n: to_cpu_double(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in sent.items()
+        }
         is_reported, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
 
         def log_density(u: Tensor) -> Tensor:
@@ -196,7 +198,9 @@ class TwoStage:
         start = _starts(log_density, tried, normal.log_prob(tried), CHAINS, source)
         sampled_draws = hmc(log_density, start, source)
         # A client that has not reported holds draws of its prior, as a new one.
-        new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))  # [1, S, ...]
+        new = (
+            to_cpu_double(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1")
+        )  # [1, S, ...]
         z, log_p1 = (torch.cat(pair) for pair in zip((z, log_p1), new, strict=True))
         client_draws, inverse = self._resampled(sampled_draws.u, z, log_p1, source)
         pooled, noise = (
@@ -281,7 +285,7 @@ class TwoStage:
         rows, per_client = on_cpu(batch), []
         for c, seed in enumerate(seeds):
             one = rows.select_clients(slice(c, c + 1))
-            middle, width = (precise(received[n][c]) for n in ("middle", "width"))
+            middle, width = (to_cpu_double(received[n][c]) for n in ("middle", "width"))
             per_client.append(
                 self._sampled(one, middle, width, generator("two_stage", int(abs(seed) * 2**40)))
             )

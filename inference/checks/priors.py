@@ -11,11 +11,11 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.table_method import variables_of
+from pyrofl.inference.dependencies import get_dependencies
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import coordinates, import_arviz
-from pyrofl.inference.relations import get_dependencies
 from pyrofl.tensors import matches
 
 if TYPE_CHECKING:

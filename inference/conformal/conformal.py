@@ -57,7 +57,7 @@ from pyrofl.inference.conformal.sets import (
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import refuse_absent_states
 from pyrofl.inference.evaluation.predictions import PredictionOptions
-from pyrofl.inference.evaluation.specification import EvaluationSpec, default_model
+from pyrofl.inference.evaluation.specification import EvaluationSpec, default_evaluation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
@@ -128,7 +128,7 @@ def conformal(
         >>> tuple(sets.sets.shape)
         (3, 10)
     """
-    model, adaptation = default_model(run.method)
+    model, adaptation = default_evaluation(run.method)
     if asked.get("model") not in (None, model):
         model, adaptation = str(asked["model"]), "none"
     options: dict[str, Any] = {n: v for n, v in asked.items() if v is not None}
@@ -139,7 +139,7 @@ def conformal(
     data = run.data
     _check_rows(data)
     refuse_absent_states(
-        run.method, data, run.state, torch.arange(data.clients), how.view(run.method)
+        run.method, data, run.state, torch.arange(data.clients), how.view_name(run.method)
     )
     if run.privacy is not None:
         warn_user(

@@ -373,6 +373,12 @@ def base_of(fn: Any) -> Any:
     return fn
 
 
+def normal_event_size(fn: Any) -> int:
+    """Return the event size of a normal distribution; 0 for any other distribution."""
+    is_normal = isinstance(base_of(fn), torch.distributions.Normal)
+    return fn.event_shape.numel() if is_normal and fn.batch_shape[2:] in ((), (1,)) else 0
+
+
 def parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
     """Yield name, value and constraint of each parameter of a distribution."""
     while hasattr(fn, "base_dist"):

@@ -391,3 +391,11 @@ def _phase_line(phase: Phase) -> str:
     """Describe a training phase in one line: its updates, epochs and batch size."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
     return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"
+
+
+def phase_and_step(method: Method) -> tuple[Phase, GradientStep]:
+    """Return the training phase and gradient step of a method that has one of each, as FedAvg."""
+    (phase,) = method.phases
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    return phase, step

@@ -85,9 +85,9 @@ def answers(
             if bad := _no_number(statistics[0], statistics[1], batch.mask):
                 c, b, value = bad
                 raise ValueError(
-                    f"{data.names[int(ids[c])]}: its {spec.view(method)} model predicts {value} "
-                    f"for row {int(some[c][b]) - table[1]} of {table[0]}, not a finite number; "
-                    "scale the inputs, or lower the learning rate"
+                    f"{data.names[int(ids[c])]}: its {spec.view_name(method)} model predicts "
+                    f"{value} for row {int(some[c][b]) - table[1]} of {table[0]}, not a finite "
+                    "number; scale the inputs, or lower the learning rate"
                 )
             parts_by_chunk.append((*statistics, batch.y, batch.mask))
         yield ids, *(torch.cat(parts, 1) for parts in zip(*parts_by_chunk, strict=True))

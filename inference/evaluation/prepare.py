@@ -31,7 +31,7 @@ def ready(
     """Prepare clients for evaluation; yield ids, downloads, model tensors and noise generators."""
     refuse_other_constants(method, state.constants)
     refuse_other_clients(method, data, state)
-    deployed = method.deployed(spec.view(method))
+    deployed = method.deployed(spec.view_name(method))
     for some in chunks(deployed, data, state, ids, spec.chunk_size, spec.seed):
         received, local = prepared(method, data, state, data.cohort(some), **vars(spec))
         names = [data.names[i] for i in some.tolist()]
@@ -46,7 +46,7 @@ def single(
     for some, received, local, noise in ready(method, data, state, ids, spec):
         if isinstance(local, list):
             raise ValueError(
-                f"{spec.view(method)!r} is an ensemble, which has no posterior draws; choose "
+                f"{spec.view_name(method)!r} is an ensemble, which has no posterior draws; choose "
                 "another model"
             )
         yield some, received, local, noise
@@ -61,7 +61,7 @@ def prepared(
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return clients' downloads and model tensors, after adaptation if it is requested."""
     how = EvaluationSpec.of(options)
-    view, phases, seed = how.view(method), how.phases(method), how.seed
+    view, phases, seed = how.view_name(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
     local = private | received
     if phases:
@@ -119,7 +119,7 @@ def untrained(
     """
     names = data.names[: data.clients]
     unseen = (~state.seen).nonzero().flatten()
-    is_personal = spec.view(method) == "personal" and spec.population == "training"
+    is_personal = spec.view_name(method) == "personal" and spec.population == "training"
     if not is_personal or spec.adaptation != "none" or not state.number or not len(unseen):
         return ()
     if state.names not in ((), names):  # a state that fits all clients

@@ -47,7 +47,15 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.client_groups import grouped, in_precision
+from pyrofl.inference.posteriors.client_groups import group_clients, in_precision
+from pyrofl.inference.posteriors.correction_outcomes import (
+    advice,
+    heavy_tail_reason,
+    heavy_tail_warning,
+    is_unreliable,
+    reliable_draw_warnings,
+    report_outcome,
+)
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
@@ -58,14 +66,6 @@ from pyrofl.inference.posteriors.importance_sampling import (
     Weighing,
     WeightedDraws,
     Weights,
-)
-from pyrofl.inference.posteriors.outcomes import (
-    advice,
-    doubts,
-    heavy_tail,
-    heavy_tails,
-    outcome_of,
-    untrusted,
 )
 from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
@@ -88,7 +88,7 @@ def reason_against(method: Method, data: Federation, ids: Tensor, spec: Evaluati
     For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
     as for thousands of network weights.
     """
-    if getattr(method.views.get(spec.view(method)), "posterior", None):
+    if getattr(method.views.get(spec.view_name(method)), "posterior", None):
         return "the server draws from its own posterior, which has no density"
     if method.metadata.privacy is not None:
         return "the run is private, and corrected draws would exceed its privacy budget"
@@ -127,14 +127,14 @@ def corrected(
     draws = spec.draws or 1
     everyone = torch.arange(data.clients) if method.shared else ids
     how = spec if method.shared else replace(spec, chunk_size=1)
-    groups = grouped(method, data, state, everyone, how)
+    groups = group_clients(method, data, state, everyone, how)
     guided, tried = GuidedSites(method, groups[0]), tried_for(method, draws)
     parts = [GroupImportanceSampler(method, group, guided) for group in groups]
     common = stream(spec.seed, Stream.TEST, state.number)
 
     def relist(server: Tensors) -> None:
         """Let the guide select among draws of another server state."""
-        others = grouped(method, data, replace(state, server=server), everyone, how)
+        others = group_clients(method, data, replace(state, server=server), everyone, how)
         relisted = GuidedSites(method, others[0])
         for part, other in zip(parts, others, strict=True):
             part.group, part.guided = part.group._replace(client=other.client), relisted
@@ -144,10 +144,10 @@ def corrected(
         log_w, weights = _together(parts, common, tried, Bar(progress), near, relist)
     else:
         log_w, weights = _separately(parts, common, tried, Bar(progress))
-    if not strict and bool(untrusted(weights).any()):
+    if not strict and bool(is_unreliable(weights).any()):
         return None, weights
     chosen = [resampled(one, draws, common) for one in log_w]
-    values_by_client, latent = {}, guided.latent
+    values_by_client, latent = {}, guided.in_plate_by_site
     for part, at in zip(parts, chosen if len(chosen) > 1 else chosen * len(parts), strict=True):
         group = part.group
         for c, i in enumerate(group.ids):
@@ -202,7 +202,7 @@ def _at_bound(parts: Sequence[GroupImportanceSampler], log_w: Sequence[Tensor]) 
     """Return which site has many draws that are its bound up to rounding, or ""."""
     for i, part in enumerate(parts):
         w = log_w[min(i, len(log_w) - 1)].exp()
-        for name, bound in part.guided.bounds:
+        for name, bound in part.guided.finite_bounds:
             if name in part.sites:
                 near = (part.sites[name].value - bound).abs() < ROUNDED * abs(bound)
                 share = float((w @ near.flatten(1).to(w)).max())
@@ -219,8 +219,8 @@ def server_draw_list(
     method: Method, state: RoundState, spec: EvaluationSpec, guided: GuidedSites
 ) -> ServerDraws | None:
     """Return the server's list of draws, if the guide selects one of these, and others are near."""
-    listed = getattr(method.views[spec.view(method)], "listed", None)
-    return listed(state.server) if listed and guided.listed else None
+    listed = getattr(method.views[spec.view_name(method)], "listed", None)
+    return listed(state.server) if listed and guided.num_listed_draws else None
 
 
 def weights_with_shapes(weighed: WeightedDraws) -> Weights:
@@ -371,7 +371,7 @@ class CorrectionOutcome:
                 error = (1 + k) / (3 * count**0.5) ** 0.5
                 pareto_shapes[name] = k.where(k - error > MAX_RELIABLE_K, -math.inf)
         none = torch.zeros(1)
-        if text := heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
+        if text := heavy_tail_warning(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
             warn_user(text)
             self.notes.append(text)
 
@@ -412,7 +412,7 @@ class CorrectionOutcome:
         if not strict and reason:
             self.outcome = f"no: {reason}"
             return None, None
-        exact = getattr(method.views[spec.view(method)], "exact", None)
+        exact = getattr(method.views[spec.view_name(method)], "exact", None)
         if not strict and exact and exact(state.server):
             self.outcome = EXACT
             return None, None
@@ -430,7 +430,7 @@ class CorrectionOutcome:
                     f"may be too narrow or shifted; {error.advice or advice(self.verdict)}"
                 )
             return None, None
-        self.outcome = outcome_of(weights, names, strict, self.verdict)
-        self.unreliable = heavy_tail(weights) or weights.missing_mode
-        self.notes += doubts(weights, self.verdict)
+        self.outcome = report_outcome(weights, names, strict, self.verdict)
+        self.unreliable = heavy_tail_reason(weights) or weights.missing_mode
+        self.notes += reliable_draw_warnings(weights, self.verdict)
         return corrected_draws, weights

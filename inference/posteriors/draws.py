@@ -115,7 +115,9 @@ def draws_specification(method: Method, options: Mapping[str, Any]) -> Evaluatio
     """
     how = EvaluationSpec.of(options, excluded=("population", "part"))
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
-    if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
+    if how.adaptation != "none" and getattr(
+        method.views.get(how.view_name(method)), "posterior", None
+    ):
         raise ValueError(
             f"adaptation is {how.adaptation!r}; only 'none' is valid, as the posterior of "
             f"{how.model!r} belongs to the server"

@@ -57,10 +57,10 @@ class GroupImportanceSampler:
 
     def weigh_single_client(self, count: int) -> Tensor:
         """Draw all sites of a single client that shares none, and return log weights [S]."""
-        noise = torch.zeros(1, self.guided.sizes[0]).double()
+        noise = torch.zeros(1, self.guided.normal_counts[0]).double()
         mode, root = self._mode(noise)
         shifts, _ = self._uniform_numbers(1, 1)
-        share = WIDER_NORMAL_PROBABILITY if self.guided.sizes[1] else 1.0
+        share = WIDER_NORMAL_PROBABILITY if self.guided.normal_counts[1] else 1.0
         ratio, _, self.sites = self._log_importance_weights(noise, mode, root, shifts, count, share)
         return ratio[0, 0]
 
@@ -74,7 +74,9 @@ class GroupImportanceSampler:
             more: whether the draws of the sites are added to those of the exchange before.
         """
         guided = self.guided
-        draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
+        draws, sets = (
+            (draws, sets) if guided.normal_counts[1] or guided.has_nonnormal_sites else (1, 1)
+        )
         step = max(
             1, CHUNK_FACTOR * MAX_CELLS // (self.group.client[2].mask.numel() * draws * sets)
         )
@@ -89,14 +91,14 @@ class GroupImportanceSampler:
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
         }
-        if not guided.listed:
+        if not guided.num_listed_draws:
             self.near = ModeRegression.of(noise, torch.cat(modes))
         return GroupTerms(*(torch.cat(v) for v in zip(*parts, strict=True)))
 
     def shared_values(self) -> Tensors:
         """Return the draws of the shared sites, [S, *p]; of a plate, all places."""
         return {
-            n: v.value[:, 0] if self.guided.latent.get(n) else v.value[:, 0, 0]
+            n: v.value[:, 0] if self.guided.in_plate_by_site.get(n) else v.value[:, 0, 0]
             for n, v in self.sites.items()
             if matches(n, self.method.shared)
         }
@@ -106,7 +108,7 @@ class GroupImportanceSampler:
 
         The points are those of `around`.
         """
-        shape, exact = (s, sets, 2, self.guided.sizes[1]), torch.float64
+        shape, exact = (s, sets, 2, self.guided.normal_counts[1]), torch.float64
         shifts = [
             torch.rand(shape, generator=generator, dtype=exact)
             for generator in self.group.generators
@@ -122,7 +124,7 @@ class GroupImportanceSampler:
         """Return terms, modes [S, C, n] and one draw of each site, at some of the shared draws."""
         mode, root = self._mode(noise)
         # Of a single variable, evenly spaced points of a wide normal have the most exact mean.
-        share = WIDER_NORMAL_PROBABILITY if self.guided.sizes[1] > 1 else 1.0
+        share = WIDER_NORMAL_PROBABILITY if self.guided.normal_counts[1] > 1 else 1.0
         ratio, prior, site_draws = self._log_importance_weights(
             noise, mode, root, shifts, draws, share
         )
@@ -170,7 +172,7 @@ class GroupImportanceSampler:
 
         A step to a point without a density is halved, and one that was not tried is not made then.
         """
-        size, shape = self.guided.sizes[1], (len(noise), len(self.group.ids))
+        size, shape = self.guided.normal_counts[1], (len(noise), len(self.group.ids))
         at = noise.new_zeros(*shape, size)
         root = torch.eye(size).double().repeat(*shape, 1, 1)
         if not 0 < size <= MAX_NEWTON_VARIABLES:
@@ -197,7 +199,7 @@ class GroupImportanceSampler:
             if not len(left):
                 break
         at = torch.where((is_unconverged & is_step_halved)[..., None], last, at)
-        return at, root if self.guided.listed else self._widen_roots(noise, at, root)
+        return at, root if self.guided.num_listed_draws else self._widen_roots(noise, at, root)
 
     def _widen_roots(self, noise: Tensor, mode: Tensor, root: Tensor) -> Tensor:
         """Return roots [S, C, n, n] whose columns reach where the density is much lower.
@@ -242,7 +244,7 @@ class GroupImportanceSampler:
 
     def _log_densities(self, noise: Tensor, client_noise: Tensor) -> tuple[Tensors, Any, Any]:
         """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
-        proposed = GivenNoise(self.method.shared, self.guided.normal, noise, client_noise)
+        proposed = GivenNoise(self.method.shared, self.guided.normal_sites, noise, client_noise)
         return log_densities_at(self.method, self.group, proposed)
 
 

@@ -124,7 +124,7 @@ class Weighing:
     def together(self) -> WeightedDraws:
         """Weigh draws of the shared sites; draws of own sites are those of the last exchanges."""
         try:
-            return self._of_list() if self.guided.listed else self._of_noise()
+            return self._of_list() if self.guided.num_listed_draws else self._of_noise()
         except SINGULAR as error:
             raise NoUsableDraws(
                 "the weighted draws do not vary in some direction",
@@ -133,8 +133,8 @@ class Weighing:
 
     def _of_noise(self) -> WeightedDraws:
         """Weigh draws of a normal guide, or of t distributions nearer to the posterior."""
-        size = self.guided.sizes[0]
-        draws = [self.guided.least] * len(self.rows)
+        size = self.guided.normal_counts[0]
+        draws = [self.guided.min_draws] * len(self.rows)
         zero = torch.zeros(size, dtype=torch.float64)
         proposal: Any = dist.Normal(zero, 1.0).to_event(1)
         worth, count = 0.0, self.count
@@ -164,7 +164,10 @@ class Weighing:
         draws are needed. They end once they agree with those before; see `ProposalMixture`. Where
         the list lacks a mode, neither shows it, so that points elsewhere follow; see `ModeSearch`.
         """
-        source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
+        source, draws = (
+            Listed(self.guided.num_listed_draws),
+            [self.guided.min_draws] * len(self.rows),
+        )
         _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
         log_w, _ = weighted(ratio)
         draws, count = self._enough(reply, log_w.exp(), draws), self._needed(log_w)
@@ -248,7 +251,7 @@ class Weighing:
         one = noise.double() * torch.tensor(draws).double() ** ORDER  # the variance of a draw
         total = (one**part * self.rows ** (1 - part)).sum()
         many = (one / self.rows) ** part * (total / NOISE) ** (1 / ORDER)
-        enough: list[int] = many.clamp(self.guided.least, MANY).ceil().int().tolist()
+        enough: list[int] = many.clamp(self.guided.min_draws, MANY).ceil().int().tolist()
         return enough
 
 

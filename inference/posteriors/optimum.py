@@ -33,6 +33,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.definition.elbo import (
     latent,
     log_densities,
+    normal_event_size,
     observed,
     per_draw,
     traces,
@@ -44,7 +45,6 @@ from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.posteriors.client_groups import normal_size
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
@@ -113,7 +113,7 @@ class AntitheticNoise(Messenger):
         self.common, self.local = generator("shared", key), generator("own", key, client)
 
     def _pyro_sample(self, msg: Any) -> None:
-        if not is_unset_latent(msg) or not (size := normal_size(msg["fn"])):
+        if not is_unset_latent(msg) or not (size := normal_event_size(msg["fn"])):
             return
         fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
         again, source = (self.again, self.common) if is_shared else (1, self.local)

@@ -30,7 +30,7 @@ def facts(
     points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
     attributes: dict[str, Fact] = {
         "method": method.name or method.programs,
-        "model": how.view(method),
+        "model": how.view_name(method),
         "adaptation": how.adaptation,
         "rounds": together([run.state.number for run in runs]),
         "seed": together([_seed(run.seed) for run in runs]),

@@ -42,7 +42,7 @@ def of_server(
 
     Other sites are drawn from the main view.
     """
-    program = getattr(method.views[spec.view(method)], "posterior", None)
+    program = getattr(method.views[spec.view_name(method)], "posterior", None)
     if program is None:
         return lambda cohort: {}, spec
     spec = replace(spec, model=method.main_view)

@@ -148,7 +148,7 @@ class Received(RunningRound):
     """Round whose replies have already arrived from remote clients, which store their states."""
 
     def __init__(self, replies: list[Reply]) -> None:
-        self.read, self.back = replies, nobody()
+        self.read, self.rejected = replies, nobody()
 
     def __exit__(self, *_: object) -> None:
         """Leave the round's `with` block, without any action."""
@@ -157,9 +157,9 @@ class Received(RunningRound):
         """Return an iterator over copies of the replies that remote clients have sent."""
         return map(replace, self.read)  # the round takes their messages away
 
-    def close(self, back: Tensor) -> Tensors:
+    def close(self, rejected: Tensor) -> Tensors:
         """Store the ids of clients that must revert to their previous state; return no states."""
-        self.back = back
+        self.rejected = rejected
         return {}
 
 

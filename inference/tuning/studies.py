@@ -24,12 +24,12 @@ from pyrofl.data import Federation
 from pyrofl.files.checkpoint_file import refuse_differences
 from pyrofl.files.link_safe_files import open_without_links
 from pyrofl.inference.engine.messages import BadMessage
-from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.evaluation.specification import default_evaluation
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.inference.tuning.results import Setting, Trial, loss_sign
+from pyrofl.inference.tuning.results import Setting, TrialScore, loss_sign
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -220,7 +220,7 @@ def _fit(
 
 def _score(run: Run, metric: Metric) -> float:
     """Return the score of the method's default model in the last evaluation of a run."""
-    columns = (run.state.number, *default_model(run.method), "training")
+    columns = (run.state.number, *default_evaluation(run.method), "training")
     scores = {
         row["metric"]: row["value"]
         for row in run.history
@@ -234,14 +234,14 @@ def _score(run: Run, metric: Metric) -> float:
     return float(scores.get(metric, nan))
 
 
-def rows_of(one: FrozenTrial, place: int, k: int, stops: Sequence[int]) -> list[Trial]:
+def rows_of(one: FrozenTrial, place: int, k: int, stops: Sequence[int]) -> list[TrialScore]:
     """Return the results of a trial of the k-th seed after each of its evaluations."""
     scores = [(score, "") for _, score in sorted(one.intermediate_values.items())]
     scores += (
         [(nan, one.user_attrs[PROBLEM_ATTRIBUTE])] if PROBLEM_ATTRIBUTE in one.user_attrs else []
     )
     return [
-        Trial(place, stop, k, score, seconds, problem)
+        TrialScore(place, stop, k, score, seconds, problem)
         for stop, seconds, (score, problem) in zip(
             stops, one.user_attrs[SECONDS_ATTRIBUTE], scores, strict=False
         )

@@ -211,7 +211,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     again.refuse_mixed_rows()
     again.refuse_mixed_clients()
     again.refuse_cut_sites()
-    again.refuse_changing_sites()
+    again.refuse_conditional_sites()
     refuse_still(trial, steps)
     trial.refuse_mixed_clients(trial_round, again.refuse_mixed_clients)
     message = trial.message(trial_round)
@@ -231,7 +231,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
     again = Reruns(ProgramChecker(method, few, received, private | received), False)
-    if not again.of_rows:
+    if not again.has_row_sites:
         again.refuse_mixed_clients()
 
 

@@ -273,7 +273,7 @@ class Factor(NamedTuple):
         inner = torch.einsum("cij,sj->sci", root, nodes.to(u))  # [S, C, m]
         eta = mode + inner
         u = u.expand(len(nodes), -1, -1)
-        exact = self.predictors and self.predictors.at(u[..., reads], eta)
+        exact = self.predictors and self.predictors.derivatives_at(u[..., reads], eta)
         value, slopes, second = self._closed(exact) if exact else self._automatic(u, eta)
         log_w = value - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]  # [S, C]
         log_w = log_w.nan_to_num(nan=-torch.inf)
@@ -298,7 +298,7 @@ class Factor(NamedTuple):
         The function returns the weighted sums of Hessians [C, p, p].
         """
         some = slice(0, len(self.structure.reads))
-        return exact.value, exact.score(some), partial(exact.hessian, some=some)
+        return exact.log_likelihood, exact.score(some), partial(exact.hessian, some=some)
 
     def _automatic(
         self, u: Tensor, eta: Tensor
@@ -341,10 +341,12 @@ class Factor(NamedTuple):
     def _of_effects(self, u: Tensor, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(y, eta | u) [C], its gradient [C, m], and minus its Hessian [C, m, m]."""
         reads, p = self.structure.reads, len(self.structure.reads)
-        if exact := self.predictors and self.predictors.at(u[None][..., reads], eta[None]):
-            value = exact.value[0] - 0.5 * eta.square().sum(-1)
+        if exact := self.predictors and self.predictors.derivatives_at(
+            u[None][..., reads], eta[None]
+        ):
+            value = exact.log_likelihood[0] - 0.5 * eta.square().sum(-1)
             slope = exact.score(slice(p, None))[0].nan_to_num(0.0, 0.0, 0.0)
-            second = exact.hessian(torch.ones_like(exact.value), slice(p, None))
+            second = exact.hessian(torch.ones_like(exact.log_likelihood), slice(p, None))
             return value, slope - eta, torch.eye(eta.shape[-1]).to(eta) - second
         eta = eta.detach().requires_grad_()
         with torch.enable_grad():

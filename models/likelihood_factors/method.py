@@ -47,7 +47,7 @@ from pyrofl.models.likelihood_factors.rules import rules
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
-from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.tensors import Tensors, add_trailing_axes, spread_out, under
 
 CELLS = 4_000_000  # numbers in a tensor
@@ -151,7 +151,7 @@ class LikelihoodFactors:
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
-        u, reads = precise(server["server/draws"]), self.structure.reads
+        u, reads = to_cpu_double(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
         weight = sufficient(truncated(-value), len(reads))  # [S, C]
@@ -188,11 +188,11 @@ class LikelihoodFactors:
         models are exact at once, so that they are changed in full.
         """
         new = under("server", message | {"reported": torch.ones(len(ids))})
-        draws, share = precise(server["server/draws"]), float(server["server/share"])
+        draws, share = to_cpu_double(server["server/draws"]), float(server["server/share"])
         while True:
             tables = {}
             for name in self.tables:
-                old, value = precise(server[name]), precise(new[name])
+                old, value = to_cpu_double(server[name]), to_cpu_double(new[name])
                 if name != "server/reported":
                     value = old[ids].lerp(value, share)
                 tables[name] = old.index_copy(0, ids, value)
@@ -206,8 +206,8 @@ class LikelihoodFactors:
 
         It does if it turns back, by at least half of its last change and of a standard deviation.
         """
-        change = (mean - precise(server["mean"])) / precise(server["sd"])
-        last, share = precise(server["server/change"]), server["server/share"]
+        change = (mean - to_cpu_double(server["mean"])) / to_cpu_double(server["sd"])
+        last, share = to_cpu_double(server["server/change"]), server["server/share"]
         size = float(change.norm())
         back = float(change @ last) < 0 and size > OVERSHOT * max(1.0, float(last.norm()))
         # The mean also turns back as other clients report for the first time.
@@ -219,8 +219,8 @@ class LikelihoodFactors:
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
         """Draw the shared variables again, with other factors of clients."""
         reported = factors["server/reported"]
-        factors = {n: precise(factors[f"server/{n}"]) for n in self.parts}
-        u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        factors = {n: to_cpu_double(factors[f"server/{n}"]) for n in self.parts}
+        u, old = (to_cpu_double(server[f"server/{n}"]) for n in ("draws", "log_density"))
         if not self._may_be_proper(factors, u):
             raise AggregationError(IMPROPER)
         begun = bool(server["server/precision"].any())
@@ -258,29 +258,29 @@ class LikelihoodFactors:
 
     def others(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send one client draws of the posterior given all other clients; see `without`."""
-        u = precise(server["server/others"])
+        u = to_cpu_double(server["server/others"])
         return self._given(u, self.log_density(u, self._factors(server)), server, cohort)
 
     def densities(
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of shared draws, up to one constant; see `Factors`."""
-        u = precise(self.structure.shared_sites.freed(sites)[0])
+        u = to_cpu_double(self.structure.shared_sites.freed(sites)[0])
         with torch.no_grad():
             every = self.log_density(u, self._factors(server))
         own = self.factors_at(u, server, cohort)
-        others = every - own - precise(server["server/level"])
+        others = every - own - to_cpu_double(server["server/level"])
         return every.to(log_prior), others.to(log_prior), others.to(log_prior)
 
     def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
         """Return the log [S] of one client's factor at draws [S, d]."""
         factors = self._own(server, cohort)
-        pieces = self._pieces(precise(u), factors)
+        pieces = self._pieces(to_cpu_double(u), factors)
         return torch.cat([integrate(*some, factors) for some in pieces])[:, 0]
 
     def _factors(self, server: Tensors) -> Tensors:
         """Return the factors of all clients."""
-        return {n: precise(server[f"server/{n}"]) for n in self.parts}
+        return {n: to_cpu_double(server[f"server/{n}"]) for n in self.parts}
 
     def _moved(self, server: Tensors, u: Tensor, weight: Tensor) -> Tensors:
         """Return mean and sd, changed as those of the old draws under new weights.
@@ -290,8 +290,8 @@ class LikelihoodFactors:
         mean = weight @ u
         sd = (weight @ (u - mean).square()).sqrt()
         return {
-            "mean": precise(server["mean"]) + mean - u.mean(0),
-            "sd": precise(server["sd"]) * sd / u.std(0, correction=0),
+            "mean": to_cpu_double(server["mean"]) + mean - u.mean(0),
+            "sd": to_cpu_double(server["sd"]) * sd / u.std(0, correction=0),
         }
 
     def log_density(self, u: Tensor, factors: Tensors) -> Tensor:
@@ -338,7 +338,7 @@ class LikelihoodFactors:
         for standard deviations of nearly normal draws, by sqrt(2), and where a round makes a part
         of the changes only.
         """
-        u, share = precise(server["server/draws"]), float(server["server/share"])
+        u, share = to_cpu_double(server["server/draws"]), float(server["server/share"])
         chains = u.unflatten(0, (-1, CHAINS)).mean(0)
         error = (chains.std(0) / u.std(0)).max() / CHAINS**0.5
         return 2 * 2**0.5 * share * float(error.nan_to_num(0.0))
@@ -369,7 +369,7 @@ class LikelihoodFactors:
 
     def _own(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Return the given clients' factors; 0 of new clients."""
-        tables = {n: precise(server[f"server/{n}"]) for n in self.parts}
+        tables = {n: to_cpu_double(server[f"server/{n}"]) for n in self.parts}
         ids, clients = cohort.ids.cpu(), len(tables["shift"])
         at, is_reported = ids.clamp(max=clients - 1), (ids < clients).double()
         return {n: v[at] * add_trailing_axes(is_reported, v) for n, v in tables.items()}
@@ -420,7 +420,7 @@ class LikelihoodFactors:
         if self.structure.linear is not None:
             factor_tensors = statistics(self.structure, rows) | {"mean": received["mean"]}
         else:
-            mean, cavity, root = (precise(received[n]) for n in ("mean", "cavity", "root"))
+            mean, cavity, root = (to_cpu_double(received[n]) for n in ("mean", "cavity", "root"))
             factor_tensors = Factor(self.structure, mean, cavity, root, rows).update()
         return {n: v.to(batch.size.device) for n, v in factor_tensors.items()}
 
@@ -432,7 +432,7 @@ class LikelihoodFactors:
 
     def posterior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the server's draws, and its own effects given each of them."""
-        u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        u, log_density = (to_cpu_double(server[f"server/{n}"]) for n in ("draws", "log_density"))
         return self._given(u, log_density, server, cohort)
 
     def _given(self, u: Tensor, log_density: Tensor, server: Tensors, cohort: Cohort) -> Tensors:
@@ -452,7 +452,7 @@ class LikelihoodFactors:
 
     def listed(self, server: Tensors) -> ServerDraws:
         """Return the server's draws as noise, in the variables of its sampler."""
-        u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        u, log_density = (to_cpu_double(server[f"server/{n}"]) for n in ("draws", "log_density"))
         factors = self._factors(server)
 
         def listed_at(u: Tensor, found: ProgramDensities) -> tuple[Tensors, Tensor]:

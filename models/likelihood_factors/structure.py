@@ -33,7 +33,7 @@ from pyrofl.inference.definition.elbo import (
 )
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.noncentered import NonCenteredRoots
-from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import RowsFilled
 from pyrofl.returned import ClientError
@@ -243,7 +243,7 @@ def on_cpu(batch: Batch) -> Batch:
     """Return a batch on the CPU, with floating-point values in double precision."""
     names = ("x", "y", "mask", "size", "ids", "at", "weights")
     tensors = {n: v for n in names if (v := getattr(batch, n)) is not None}
-    moved: dict[str, Any] = {n: precise(v) for n, v in tensors.items()}
+    moved: dict[str, Any] = {n: to_cpu_double(v) for n, v in tensors.items()}
     return replace(batch, **moved)
 
 

@@ -33,12 +33,11 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, descend, uniform
-from pyrofl.inference.definition.elbo import elbo, latent, with_rows
+from pyrofl.inference.definition.elbo import elbo, latent, normal_event_size, with_rows
 from pyrofl.inference.definition.metadata import SHARED, Metadata, Moments
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.definition.programs import Guide, Program
-from pyrofl.inference.posteriors.client_groups import normal_size
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.models.guides import Family, build_guide
 from pyrofl.models.guides.correlated import standard_noise
@@ -65,7 +64,7 @@ class FixedNoise(Messenger):
         self.common, self.client_noise = common, client_noise
 
     def _pyro_sample(self, msg: Any) -> None:
-        if is_unset_latent(msg) and normal_size(msg["fn"]):
+        if is_unset_latent(msg) and normal_event_size(msg["fn"]):
             noise, fn = self.client_noise if msg["name"] == OWN else self.common, msg["fn"]
             msg["value"], msg["done"] = fn.mean + fn.stddev * noise, True
 
@@ -303,7 +302,7 @@ class SharedGuide:
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
         with pyro.validation_enabled(False), ClientNoise([generator(0)]):
             sites = dict(latent(poutine.trace(self.bend.program).get_trace({}, start, nobody)))
-        return normal_size(sites[f"_{BEND}"]["fn"]) if f"_{BEND}" in sites else 0
+        return normal_event_size(sites[f"_{BEND}"]["fn"]) if f"_{BEND}" in sites else 0
 
     @cached_property
     def scales(self) -> Tensor | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Batch
 from pyrofl.data.tables.owners import client_cells, owners_of
-from pyrofl.data.tables.row_checks import outlier
+from pyrofl.data.tables.row_checks import outlier_position
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.definition.seeds import Stream, separate, stream
 from pyrofl.inference.evaluation.predict import CLASSES, probabilities
@@ -417,7 +417,7 @@ def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
     scale = np.where(square > 0, np.sqrt(square), np.inf)
     cells = frame[names].to_numpy(float)
     off = np.where((cells < low) | (cells > high), (cells - mean) / scale, 0.0)
-    if cell := outlier(off):
+    if cell := outlier_position(off):
         (row, place), name = cell, names[cell[1]]
         warn_user(
             f"column {name} of new rows holds {frame[name].iloc[row]:.6g} in row {row}, "

@@ -28,7 +28,7 @@ from pyrofl.models.shared import curvature
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role
 
-INDEPENDENT = mean_field, log_mean_field
+INDEPENDENT_GUIDES = mean_field, log_mean_field
 
 
 def widths_update(

@@ -267,5 +267,5 @@ def spread(values: Series) -> str:
     >>> spread(Series([1.5e-7]))
     '1.500e-07'
     """
-    error = f" ± {text_tables.decimals(values.sem())}" if len(values) > 1 else ""
-    return f"{text_tables.decimals(values.mean())}{error}"
+    error = f" ± {text_tables.format_number(values.sem())}" if len(values) > 1 else ""
+    return f"{text_tables.format_number(values.mean())}{error}"

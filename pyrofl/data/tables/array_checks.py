@@ -7,10 +7,10 @@ from typing import Any
 from pyrofl.data.tables.column_summary import Numbers, summarize_values
 from pyrofl.data.tables.data_quality import code_warning
 from pyrofl.data.tables.row_checks import (
-    determines,
+    determined_target_warning,
     doubled_row_warning,
+    is_determined,
     is_doubled,
-    of_answers,
     relation_of,
     shared_row_warning,
 )
@@ -39,9 +39,9 @@ def array_warnings(data: Any) -> list[str]:
     answers = [
         name
         for name, clients in features.items()
-        if y and determines([relation_of(clients[c], y[c]) for c in y])
+        if y and is_determined([relation_of(clients[c], y[c]) for c in y])
     ]
-    texts.append(of_answers(target, answers))
+    texts.append(determined_target_warning(target, answers))
     rows = {client: [*(v[client] for v in features.values()), y[client]] for client in y}
     texts.append(
         doubled_row_warning({client: is_doubled(columns) for client, columns in rows.items()})

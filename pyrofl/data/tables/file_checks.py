@@ -33,7 +33,7 @@ from pyrofl.data.tables.data_quality import (
     of_numbers,
     spellings,
 )
-from pyrofl.data.tables.row_checks import frame_warnings
+from pyrofl.data.tables.row_checks import frame_copy_warnings
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 
@@ -141,7 +141,7 @@ def check_files(
         parts = {name: table[column] for name, table in used.items() if column in table}
         problems += _of_column(column, parts, column in numbers)
     if len(frames := _frames(files)) > 0:
-        texts = map(_split, frame_warnings(frames))
+        texts = map(_split, frame_copy_warnings(frames))
         problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
     guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
     order = [*(Path(path).name for path in paths), *files]

@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import importance_sampling
+from pyrofl.inference.posteriors.correction_outcomes import describe_heavy_estimates, report_outcome
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.importance_sampling import (
@@ -27,7 +28,6 @@ from pyrofl.inference.posteriors.importance_sampling import (
     WeightedDraws,
     Weights,
 )
-from pyrofl.inference.posteriors.outcomes import heavy_estimates, outcome_of
 from pyrofl.inference.posteriors.proposals import Listed, ProposalMixture, ServerDraws, nearer
 from pyrofl.inference.posteriors.tail_shapes import (
     ESTIMATES,
@@ -58,7 +58,7 @@ def server(seed: int, size: int = 1) -> ServerDraws:
 class ListedGuide:
     """Guide that selects among the draws of a list."""
 
-    listed, least, sizes = LIST, 3, (1, 0)
+    num_listed_draws, min_draws, normal_counts = LIST, 3, (1, 0)
 
 
 def weighed(listed: ServerDraws, complete: bool = True, count: int = 2000) -> WeightedDraws:
@@ -199,10 +199,10 @@ def test_estimates_with_a_heavy_tail_are_named():
     """A mean and a standard deviation that do not exist, or whose errors cannot be known."""
     shapes = torch.tensor([[0.6, 1.2], [0.69, 2.1], [0.2, 0.2], [0.2, 0.2]])[:, None]
     found = Weights(torch.tensor([0.2]), torch.tensor([3000.0]), 5000, "", {"beta": shapes})
-    assert heavy_estimates(found) == "1.20 for the mean of beta, 2.10 for the sd of beta"
-    assert heavy_estimates(found._replace(shapes={"beta": shapes[..., :1]})) == ""
+    assert describe_heavy_estimates(found) == "1.20 for the mean of beta, 2.10 for the sd of beta"
+    assert describe_heavy_estimates(found._replace(shapes={"beta": shapes[..., :1]})) == ""
     with pytest.warns(UserWarning, match="1.20 for the mean of beta"):
-        assert outcome_of(found, [], False, ConvergenceStatus("converged", "", 1)) == "yes"
+        assert report_outcome(found, [], False, ConvergenceStatus("converged", "", 1)) == "yes"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_reason_against_a_correction_is_what_is_not_reliable(k, ess, told):
     """A size that suffices is no reason; corrected=True uses such draws."""
     found = Weights(torch.tensor([k]), torch.tensor([float(ess)]), 12_288)
     with pytest.warns(UserWarning, match="draws are not corrected") as caught:
-        outcome = outcome_of(found, [], False, ConvergenceStatus("converged", "", 1))
+        outcome = report_outcome(found, [], False, ConvergenceStatus("converged", "", 1))
     assert outcome.startswith(f"no: {told}")
     assert f"{ess:,}" in outcome
     assert ("at least 400 are needed" in outcome) is (ess < 400)
