@@ -41,6 +41,7 @@ RENAMED = {
     "fold_messages": "discard_messages",
     "fresh_tau": "confidence_after_training",
     "hold_back": "validation_fraction",
+    "labels_global": "same_classes",
     "own_base": "personal_base",
     "particles": "num_particles",
     "server": "server_data",

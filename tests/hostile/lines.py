@@ -124,7 +124,7 @@ SPECS: dict[str, str] = {  # names that are nearly right
     "mlp:² mlp:1;2 softmax:3 mean linear mean:2 cnn-metavd:0 cnn-pfedvem cnn-pfedmb resnet20 "
     f"resnet20:3 resnet21 MLP mlp:{MOST} mlp:1000000000000 mlp:3000000,3000000",
     f"{RUN} {SCHOOLS} --device": "meta tpu gpu cpu:x cpu:-1 cuda:-1 cuda:999 mps:7 CPU cpu,cuda",
-    f"{RUN} {DIGITS} --test": "Uniform same-shares uniform,uniform labels_global:2 pooled none",
+    f"{RUN} {DIGITS} --test": "Uniform same-shares uniform,uniform same_classes:2 pooled none",
 }
 ODD_SPECS: dict[str, str] = {  # and some that may be right
     f"{RUN} {DIGITS} --partition": "dirichlet:1e308 dirichlet:1e-308 dirichlet:0.5,min=1,min=2 "
