@@ -36,7 +36,8 @@ from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
 MAX_ROUNDS = 100  # rounds, unless their number is given
-WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum
+# Rounds, or a tenth of them, between two tests whether a quiet run is at its optimum.
+ROUNDS_BETWEEN_TESTS = 5
 
 
 @overload
@@ -193,7 +194,7 @@ def fit(
         if number < rounds and (judge is None or number < again or not judge.over):
             return False
         run.test_ending()
-        again = number + max(WAIT, number // 10)
+        again = number + max(ROUNDS_BETWEEN_TESTS, number // 10)
         status = run.status
         return number == rounds or status.kind != "not converged" or status.ended
 

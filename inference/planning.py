@@ -20,10 +20,10 @@ from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.summaries import Summarized
 
-PILOT = 2  # rounds
+NUM_PILOT_ROUNDS = 2  # rounds
 # Fewest and most rounds that the problems of examples/posteriors needed, see hierarchical.md.
-UNDAMPED = (3, 9)  # of likelihood factors, if two do not suffice
-DAMPED = (10, 32)  # of PVI for hierarchical programs
+UNDAMPED_ROUNDS = (3, 9)  # of likelihood factors, if two do not suffice
+DAMPED_ROUNDS = (10, 32)  # of PVI for hierarchical programs
 
 Range = tuple[float, float]
 
@@ -153,7 +153,13 @@ def plan(
         raise ValueError("data has no rows; pass simulated rows of the same sizes and columns")
     stop: Any = None if rounds else "converged"
     run = fit(
-        method, data, min(rounds or PILOT, PILOT), stop_when=stop, seed=seed, progress=False, **loop
+        method,
+        data,
+        min(rounds or NUM_PILOT_ROUNDS, NUM_PILOT_ROUNDS),
+        stop_when=stop,
+        seed=seed,
+        progress=False,
+        **loop,
     )
     last = run.records[-1]
     expected, why = ((rounds, rounds), "as given") if rounds else _predicted(run)
@@ -183,9 +189,9 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
     reason = "as problems of examples/posteriors need, unless the posterior has several modes"
     each = [moments for _, moments in of_kind(tensors, Moments)]
     if any(moments.undamped for moments in each):
-        return UNDAMPED, reason
+        return UNDAMPED_ROUNDS, reason
     if any(moments.optimal for moments in each) and run.method.metadata.sites:
-        return DAMPED, reason
+        return DAMPED_ROUNDS, reason
     return None, "no rule predicts when this method converges; give a number of rounds"
 
 

@@ -62,7 +62,7 @@ from pyrofl.inference.definition.metadata import (
 )
 from pyrofl.inference.definition.method import Method, Phase, View
 from pyrofl.inference.definition.programs import Program
-from pyrofl.inference.hmc import KEPT, LogDensity, hmc
+from pyrofl.inference.hmc import DRAWS_PER_CHAIN, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu
 from pyrofl.models.shared.declared import Declared
 from pyrofl.models.shared.matrices import to_cpu_double
@@ -157,7 +157,9 @@ class TwoStage:
             for layout in (self.shared_sites, self.client_sites)
         )
         (mean, sd), (middle, width) = both
-        shared = mean + sd * torch.randn(CHAINS * KEPT, len(mean), generator=source).double()
+        shared = (
+            mean + sd * torch.randn(CHAINS * DRAWS_PER_CHAIN, len(mean), generator=source).double()
+        )
         z, client_draws = (
             middle + width * self._noise(n, source) for n in (self.draws, len(shared))
         )
@@ -308,7 +310,7 @@ class TwoStage:
 
         tried = middle + width * self._noise(TRIED, source)
         first = self._first_prior(tried, middle, width)
-        count = math.ceil(self.draws / KEPT)
+        count = math.ceil(self.draws / DRAWS_PER_CHAIN)
         sampled_draws = hmc(log_density, _starts(log_density, tried, first, count, source), source)
         z = sampled_draws.u[: self.draws]
         return z, self._first_prior(z, middle, width), z.new_tensor(sampled_draws.r_hat)

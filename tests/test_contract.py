@@ -187,7 +187,7 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     )
     whole = next(together)
     found: list[list[Tensor]] = []
-    monkeypatch.setattr(groups, "WORTH", 0)  # a group for every number of rows
+    monkeypatch.setattr(groups, "STEP_COST_ROWS", 0)  # a group for every number of rows
     monkeypatch.setattr(training, "buckets", sizes)
     toys.assert_same_round(next(apart), whole, rtol=1e-8, atol=1e-9)
     assert max(map(len, found)) > 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.data import Cohort
 from pyrofl.inference.acceleration.groups import (
-    WORTH_SHORT,
+    ROW_SPACE_STEP_COST_ROWS,
     Axes,
     alike,
     buckets,
@@ -130,7 +130,7 @@ class GroupedTraining(TrainingContext):
         sizes, axes = self.data.sizes[cohort.ids.cpu()], Axes()
         bound = int(self.data.sizes.max())
         short = any(isinstance(phase, ShortPhase) for phase in phases)
-        by_size = buckets(sizes, WORTH_SHORT if short else None)
+        by_size = buckets(sizes, ROW_SPACE_STEP_COST_ROWS if short else None)
         parts = [(some, roomy(sizes[some], bound)) for some in by_size]
         longest = max(width for _, width in parts)
         trained = Trained.begin(local, cohort)

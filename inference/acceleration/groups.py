@@ -12,10 +12,11 @@ from torch import Tensor
 
 from pyrofl.tensors import Tensors, cut, placed
 
-WORTH = 2000  # rows of padding that take longer than an additional step: measured
-WORTH_SHORT = 500  # the same for clients that train in the space of their rows: measured
+STEP_COST_ROWS = 2000  # rows of padding that take longer than an additional step: measured
+# The same for clients that train in the space of their rows: measured.
+ROW_SPACE_STEP_COST_ROWS = 500
 
-ROOM = 256  # maximum padding of a group, so that shapes recur, as recordings need
+MAX_PADDING = 256  # maximum padding of a group, so that shapes recur, as recordings need
 
 Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
@@ -31,7 +32,9 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     """Group clients by similar numbers of rows [C], largest first, to save padding."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
+    return list(
+        order.split(runs(sizes[order].tolist(), STEP_COST_ROWS if worth is None else worth))
+    )
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:
@@ -49,7 +52,7 @@ def roomy(sizes: Tensor, bound: int) -> int:
     At most the bound, the longest of all clients, as programs may not support more rows.
     """
     longest = int(sizes.max())
-    step = 1 << max(0, min(longest // 2, ROOM // len(sizes)).bit_length() - 1)
+    step = 1 << max(0, min(longest // 2, MAX_PADDING // len(sizes)).bit_length() - 1)
     return min(-(-longest // step) * step, bound)
 
 

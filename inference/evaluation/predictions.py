@@ -42,9 +42,9 @@ from pyrofl.user_warnings import warn_user
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NEW = "new client"
+NEW_CLIENT = "new client"
 QUANTILES = (0.05, 0.5, 0.95)
-SAMPLES = 4000  # draws of a response, for its quantiles
+NUM_RESPONSE_DRAWS = 4000  # draws of a response, for its quantiles
 
 
 class PredictionOptions(ModelOptions, total=False):
@@ -276,7 +276,7 @@ def _with_new_client(
             raise ValueError(
                 f"own x and own y must have the same number of rows; got {len(x)} and {len(y)}"
             )
-    name = NEW
+    name = NEW_CLIENT
     while name in data.names:
         name += ", not seen before"
     count, none = len(data.names), torch.zeros(0, dtype=torch.long)
@@ -379,7 +379,7 @@ def predictive_values(
         if len(probs) > 1:
             values["epistemic"] = scores["epistemic"]
         return probs.mean(0), values
-    count = -(-SAMPLES // (len(distributions) * (draws or 1)))
+    count = -(-NUM_RESPONSE_DRAWS // (len(distributions) * (draws or 1)))
     with lent(source):
         samples = torch.cat([_flat(fn.sample((count,)), rows) for fn in distributions])
     means, variances = (

@@ -22,7 +22,7 @@ from pyrofl.inference.training.phases import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import synchronized
 
-NAMED = 3  # clients that a warning names
+MAX_NAMED_CLIENTS = 3  # clients that a warning names
 
 
 def ready(
@@ -140,8 +140,8 @@ def warning_of_untrained(method: Method, data: Federation, state: RoundState) ->
         return ""
     return (
         f"the personal model of {len(names)} of {data.clients} clients has not trained, so that "
-        f"it is the initial one: {listed(names, NAMED)}; fit more rounds, or evaluate with "
-        "adaptation='train'"
+        f"it is the initial one: {listed(names, MAX_NAMED_CLIENTS)}; fit more rounds, or "
+        "evaluate with adaptation='train'"
     )
 
 

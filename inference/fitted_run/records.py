@@ -15,7 +15,7 @@ from pyrofl.inference.monitoring.losses import comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.tensors import Tensors
 
-FAILED = 2.0  # times its limit, a monitored number above which one round shows a failure
+FAILURE_FACTOR = 2.0  # times its limit, a monitored number above which one round shows a failure
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RoundRecord:
             exact=is_exact is not None and is_exact(state.server),
             unfinished=unfinished(tensors, seen),
             unreliable=unfinished(tensors, seen, lasting=True),
-            failed=unfinished(tensors, seen, lasting=True, times=FAILED)
+            failed=unfinished(tensors, seen, lasting=True, times=FAILURE_FACTOR)
             or next((text for text in state.rejected if text.startswith(SERVER_FAILED_PREFIX)), ""),
             noise=max((m.noise(state.server) for _, m in every if m.noise), default=0.0),
         )

@@ -48,7 +48,7 @@ from pyrofl.tensors import Tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LOOKED_AT, ALIKE = 8, 1e-6  # clients and rows; predictions that differ by no more
+NUM_COMPARED, PREDICTION_TOLERANCE = 8, 1e-6  # clients and rows; predictions that differ by no more
 FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -348,11 +348,15 @@ class Run(Pickled, Summarized):
     def _alike(self, state: RoundState) -> bool:
         """Return whether the predictions of each tested client are the same for all of its rows."""
         data, same_predictions = self.data, []
-        for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
-            x = data.x[rows[:LOOKED_AT]]
+        for name, rows in zip(
+            data.names, data.train[: min(NUM_COMPARED, data.clients)], strict=False
+        ):
+            x = data.x[rows[:NUM_COMPARED]]
             if bool((x != x[:1]).any()):
                 mean = replace(self, state=state).predict(x, name).mean
-                same_predictions.append(bool(((mean - mean[:1]).abs() <= ALIKE).all()))
+                same_predictions.append(
+                    bool(((mean - mean[:1]).abs() <= PREDICTION_TOLERANCE).all())
+                )
         return bool(same_predictions) and all(same_predictions)
 
     @property

@@ -74,11 +74,13 @@ from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
 
-TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
-ALONE = 4000  # minimum number of weighted draws of a client without shared sites
-NETWORK = 50  # largest number of network parameters that are corrected by default
-ROUNDED, FEW = 1e-12, 0.01  # relative distance of a bound; share of draws that are as near to it
-EXACT = "no: the draws are of the exact posterior"
+# Minimum number of weighted values of g; at least 5/4 of the requested draws.
+MIN_SHARED_DRAWS = 1000
+MIN_CLIENT_DRAWS = 4000  # minimum number of weighted draws of a client without shared sites
+MAX_NETWORK_PARAMETERS = 50  # largest number of network parameters that are corrected by default
+# Relative distance of a bound; share of draws that are as near to it.
+BOUND_DISTANCE, MAX_ROUNDED_FRACTION = 1e-12, 0.01
+EXACT_POSTERIOR = "no: the draws are of the exact posterior"
 T = TypeVar("T")
 
 
@@ -98,8 +100,11 @@ def reason_against(method: Method, data: Federation, ids: Tensor, spec: Evaluati
         return "a client is held out"
     if isinstance(method.model, Supervised):
         size = sum(shape.numel() for shape in method.model.net.shapes.values())
-        if size > NETWORK:
-            return f"the network has {size:,} parameters, and at most {NETWORK} can be weighted"
+        if size > MAX_NETWORK_PARAMETERS:
+            return (
+                f"the network has {size:,} parameters, and at most {MAX_NETWORK_PARAMETERS} can be "
+                "weighted"
+            )
     return ""
 
 
@@ -204,9 +209,9 @@ def _at_bound(parts: Sequence[GroupImportanceSampler], log_w: Sequence[Tensor]) 
         w = log_w[min(i, len(log_w) - 1)].exp()
         for name, bound in part.guided.finite_bounds:
             if name in part.sites:
-                near = (part.sites[name].value - bound).abs() < ROUNDED * abs(bound)
+                near = (part.sites[name].value - bound).abs() < BOUND_DISTANCE * abs(bound)
                 share = float((w @ near.flatten(1).to(w)).max())
-                if share > FEW:
+                if share > MAX_ROUNDED_FRACTION:
                     return (
                         f"{share:.1%} of the draws of {name} are {bound:g} up to rounding, so that "
                         f"draws closer to {bound:g} are missing: parametrize the program by the "
@@ -233,7 +238,7 @@ def weights_with_shapes(weighed: WeightedDraws) -> Weights:
 
 def tried_for(method: Method, draws: int) -> int:
     """Return the minimum number of weighted draws, for a number of requested draws."""
-    return max(TRIED if method.shared else ALONE, int(1.25 * draws))
+    return max(MIN_SHARED_DRAWS if method.shared else MIN_CLIENT_DRAWS, int(1.25 * draws))
 
 
 def _together(
@@ -360,11 +365,11 @@ class CorrectionOutcome:
 
         Fewer than `TRIED` draws do not show it.
         """
-        if self.outcome != EXACT:
+        if self.outcome != EXACT_POSTERIOR:
             return
         pareto_shapes = {}
         for name, draws in ((n, v.value) for n, v in posterior.items()):
-            if (count := len(draws)) >= TRIED:
+            if (count := len(draws)) >= MIN_SHARED_DRAWS:
                 even = torch.full((count,), -math.log(count)).double()
                 k = shapes(draws, even, -math.inf)
                 # The standard error of a shape from a tail of 3 count^0.5 draws.
@@ -414,7 +419,7 @@ class CorrectionOutcome:
             return None, None
         exact = getattr(method.views[spec.view_name(method)], "exact", None)
         if not strict and exact and exact(state.server):
-            self.outcome = EXACT
+            self.outcome = EXACT_POSTERIOR
             return None, None
         try:
             corrected_draws, weights = weigh()

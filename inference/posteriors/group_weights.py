@@ -14,14 +14,14 @@ from pyrofl.inference.posteriors.client_groups import ClientGroup, GivenNoise, l
 from pyrofl.inference.posteriors.draws import Values, of_rows, placed
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.pointwise import MAX_CELLS
-from pyrofl.inference.posteriors.proposals import REACH, ModeRegression, around
+from pyrofl.inference.posteriors.proposals import MAX_MODE_STEP, ModeRegression, around
 from pyrofl.tensors import Tensors, matches, times
 
 CHUNK_FACTOR = 40  # factor of the chunk size, as the densities are evaluated repeatedly
 NEWTON_STEPS, NEWTON_TOLERANCE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MAX_NEWTON_VARIABLES = 20  # maximum variables of a client for Newton's method
 MIN_RELATIVE_CURVATURE = 0.05  # minimum curvature, relative to the guide's
-# Least fall of log p at `REACH` sds, where a normal one falls by 8; doublings.
+# Least fall of log p at `MAX_MODE_STEP` sds, where a normal one falls by 8; doublings.
 MIN_LOG_DENSITY_DROP, MAX_DOUBLINGS = 2.0, 4
 WIDER_NORMAL_PROBABILITY = 1 / 32  # probability of the wider normal of the proposal of z
 
@@ -189,7 +189,7 @@ class GroupImportanceSampler:
             root[left] = torch.where(now[..., None], new, root[left])
             way = times(new, times(new.mT, slope))
             length = torch.linalg.vector_norm(way, dim=-1, keepdim=True)
-            step = torch.where(now, way * (REACH / length.clamp(min=REACH)), 0.0)
+            step = torch.where(now, way * (MAX_MODE_STEP / length.clamp(min=MAX_MODE_STEP)), 0.0)
             step = torch.where(back, (last[left] - at[left]) / 2, step)
             last[left] = torch.where(now, at[left], last[left])
             at[left] += step.nan_to_num(0.0, 0.0, 0.0)
@@ -212,7 +212,7 @@ class GroupImportanceSampler:
             for i in range(mode.shape[-1]):
                 left = torch.arange(len(noise))
                 for _ in range(MAX_DOUBLINGS):
-                    off = REACH * root[left, :, :, i]
+                    off = MAX_MODE_STEP * root[left, :, :, i]
                     ends = (self._log_p(noise[left], mode[left] + s * off) for s in (-1, 1))
                     highest = torch.maximum(*ends).nan_to_num(nan=-torch.inf)
                     short = highest > height[left] - MIN_LOG_DENSITY_DROP

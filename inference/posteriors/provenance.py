@@ -14,7 +14,7 @@ from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import Groups, Variable
-from pyrofl.inference.posteriors.export import STOPPED, Fact
+from pyrofl.inference.posteriors.export import EPOCH_VARIABLE, Fact
 
 
 def facts(
@@ -42,7 +42,7 @@ def facts(
         }
         attributes |= {"privacy": together([str(one) for one in budgets])}
     attributes |= {"points": ", ".join(points)} if points else {}
-    if os.environ.get(STOPPED):
+    if os.environ.get(EPOCH_VARIABLE):
         return attributes
     fitted = sum(record.seconds for run in runs for record in run.records)
     return attributes | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}

@@ -38,7 +38,7 @@ from pyrofl.inference.posteriors.corrected import (
 )
 from pyrofl.inference.posteriors.correction_outcomes import is_unreliable
 from pyrofl.inference.posteriors.draws import draws_specification, posterior
-from pyrofl.inference.posteriors.export import SAMPLES, Fact, inference_data
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS, Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, site_draws_of_traces
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import Request, TermsReply, Weighing, Weights
@@ -228,7 +228,7 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | 
     values = shared_draws.values | derived_of(run.method, shared_draws.values)
     named, coords = axes_of(run.method)
     axes = {
-        name: (*SAMPLES, *named.get(name, [f"{name}_dim_{i}" for i in range(value.dim() - 1)]))
+        name: (*SAMPLE_DIMS, *named.get(name, [f"{name}_dim_{i}" for i in range(value.dim() - 1)]))
         for name, value in values.items()
     }
     groups = {"posterior": {n: v[None] for n, v in values.items()}}

@@ -28,7 +28,7 @@ from pyrofl.inference.transport.message_checks import (
 )
 from pyrofl.tensors import Tensors, cut, is_measured
 
-MOST_STEPS = 10**12  # gradient steps of a client in a round
+MAX_STEPS = 10**12  # gradient steps of a client in a round
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class ReplyParser:
         reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
         if len(reasons) != len(ids):
             raise ValueError(f"odd has {len(reasons)} texts; expected {len(ids)}, one per client")
-        if not bool(((steps >= 0) & (steps <= MOST_STEPS)).all()):
-            raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MOST_STEPS:,}")
+        if not bool(((steps >= 0) & (steps <= MAX_STEPS)).all()):
+            raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MAX_STEPS:,}")
         message = tensors("up", flat)
         cohort = self.roster.cohort(ids[sends])
         errors = self._inspected(message, cohort) if len(cohort.ids) else []

@@ -34,7 +34,7 @@ from pyrofl.inference.validation.variants import filled
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, refuse_inplace_writes
 
-NUMBERS = 2**15  # of the features of a client's rows
+MAX_FEATURE_NUMBERS = 2**15  # of the features of a client's rows
 ROW_BOUNDS = 4, 64  # least and largest bound of a client's rows
 FAILS = (RuntimeError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError)
 
@@ -91,7 +91,7 @@ def trial_federation(data: Federation, ids: Tensor) -> Federation:
     All clients have their ids, and x and y have only the rows in use.
     """
     low, high = ROW_BOUNDS
-    most = min(high, max(low, NUMBERS // max(1, data.x[0].numel())))
+    most = min(high, max(low, MAX_FEATURE_NUMBERS // max(1, data.x[0].numel())))
     rows = {i: data.train[i][:most] for i in ids.tolist()}
     table = torch.cat([*rows.values()])
     at = dict(

@@ -27,7 +27,7 @@ from pyrofl.inference.training.phases import train
 from pyrofl.inference.validation.variants import Wider, even, filled, narrowed
 from pyrofl.tensors import Tensors, cut, refuse_inplace_writes, under
 
-COPIED = 2**26  # largest state in bytes that is compared before and after
+MAX_COPIED_BYTES = 2**26  # largest state in bytes that is compared before and after
 
 CLIENTS = (
     "depends on the other clients of the batch",
@@ -152,7 +152,7 @@ def scrambled(device: torch.device) -> Iterator[None]:
 def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     """Context manager that raises ValueError if its block modifies the given tensors in place."""
     tensors = [(n, v.detach()) for state in states for n, v in state.items()]
-    small = sum(v.numel() * v.element_size() for _, v in tensors) <= COPIED
+    small = sum(v.numel() * v.element_size() for _, v in tensors) <= MAX_COPIED_BYTES
     copies = [v.clone() for _, v in tensors] if small else []
     with refuse_inplace_writes(function, *states):
         yield

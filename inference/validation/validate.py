@@ -59,7 +59,7 @@ from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
 
-MANY = 200  # largest number of rows of a client for a validation on all rows
+MAX_FULL_ROWS = 200  # largest number of rows of a client for a validation on all rows
 
 
 @checked
@@ -115,7 +115,7 @@ def validate_method(
             _in_both_precisions(method, filled(few), ids, server_state)
         except ValueError as error:
             # Programs may only support the clients' actual numbers of rows.
-            if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MANY:
+            if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MAX_FULL_ROWS:
                 raise
             whole = _whole(few, data, few.names)
             try:
@@ -127,7 +127,7 @@ def validate_method(
         describe(method, has_text=False)  # which refuses tensors that a hook has stored
         if few.clients == 1:
             return
-        if int(data.sizes.max()) <= MANY:
+        if int(data.sizes.max()) <= MAX_FULL_ROWS:
             # With all their rows, and the smallest first: programs may read sizes or masks.
             names = (*few.names[few.clients - 1 :: -1], *few.names[few.clients :])
             whole = filled(_whole(few, data, names))

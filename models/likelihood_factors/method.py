@@ -20,7 +20,7 @@ from pyrofl.inference.definition.metadata import (
     Monitor,
 )
 from pyrofl.inference.definition.method import Method, Phase, View
-from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
+from pyrofl.inference.hmc import DRAWS_PER_CHAIN, NUM_CHAINS, LogDensity, hmc
 from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.captured import CapturedPrior
 from pyrofl.models.likelihood_factors.factors import (
@@ -140,7 +140,9 @@ class LikelihoodFactors:
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the factors with 1, and the draws with a normal that stands for the prior."""
         mean, sd = (v.double() for v in self.structure.shared_sites.prior())
-        noise = torch.randn(CHAINS * KEPT, len(mean), generator=source, dtype=torch.float64)
+        noise = torch.randn(
+            NUM_CHAINS * DRAWS_PER_CHAIN, len(mean), generator=source, dtype=torch.float64
+        )
         n = len(self.structure.reads) + self.structure.client_sites.size
         shapes = {"shift": (n,), "precision": (n, n)}
         none = {n: mean.new_zeros(clients, *shapes.get(n, ())) for n in (*self.parts, "reported")}
@@ -235,8 +237,8 @@ class LikelihoodFactors:
                 f"the product of prior and factors has no point of finite density; {CURE}"
             )
         weight = change.softmax(0)
-        starts = weight.clamp(max=4 / CHAINS) + 1e-300
-        start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
+        starts = weight.clamp(max=4 / NUM_CHAINS) + 1e-300
+        start = u[torch.multinomial(starts, NUM_CHAINS, True, generator=source)]
         variables = self._variables(factors, start)
         sampled_draws = hmc(self._sampled(factors, variables), variables.sampled(start), source)
         with torch.no_grad():
@@ -339,8 +341,8 @@ class LikelihoodFactors:
         of the changes only.
         """
         u, share = to_cpu_double(server["server/draws"]), float(server["server/share"])
-        chains = u.unflatten(0, (-1, CHAINS)).mean(0)
-        error = (chains.std(0) / u.std(0)).max() / CHAINS**0.5
+        chains = u.unflatten(0, (-1, NUM_CHAINS)).mean(0)
+        error = (chains.std(0) / u.std(0)).max() / NUM_CHAINS**0.5
         return 2 * 2**0.5 * share * float(error.nan_to_num(0.0))
 
     def _may_be_proper(self, factors: Tensors, u: Tensor) -> bool:

@@ -30,7 +30,7 @@ from pyrofl.inference.evaluation.predict import CLASSES, probabilities
 from pyrofl.inference.evaluation.predictions import Predictions, in_order, predictive_values
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.export import SAMPLES
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS
 from pyrofl.models.regression.design import Design, GroupTerm
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import kind_of, tensor
@@ -109,7 +109,7 @@ def posterior_draws(fitted: Any, draws: int | None = None) -> RegressionDraws:
         posterior = to_arviz(runs, count, groups=("posterior",), progress=False)["posterior"]
     sites = {}
     for name in map(str, posterior.data_vars):
-        stacked = posterior[name].stack(draws=SAMPLES).transpose("draws", ...)
+        stacked = posterior[name].stack(draws=SAMPLE_DIMS).transpose("draws", ...)
         sites[name] = tensor(stacked.values)
     clients = [str(name) for name in runs[0].data.names[: runs[0].data.clients]]
     seed = separate(runs[0].seed).noise

@@ -18,7 +18,7 @@ from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.checks import predictive_checks
 from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.posteriors.export import SAMPLES
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS
 from pyrofl.inference.posteriors.summary import ADDED, summarize
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.columns import variables
@@ -151,7 +151,7 @@ def _effects(parameter_tables: ParameterTables) -> Figure:
 
 def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     posterior, whole = parameter_tables.found["posterior"], list[str]()
-    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLES, "client")]
+    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLE_DIMS, "client")]
     for name in shown[:SHOWN] if run.data.clients > 1 else ():
         whole.append(name)
         draw = partial(_clients, posterior[name])
@@ -164,7 +164,7 @@ def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing
 
 
 def _clients(value: Any) -> Figure:
-    draws = value.stack(draws=SAMPLES).transpose("draws", "client").values
+    draws = value.stack(draws=SAMPLE_DIMS).transpose("draws", "client").values
     summary = np.stack([draws.mean(0), *np.quantile(draws, [0.025, 0.975], axis=0)])
     labels = [str(c) for c in value["client"].values]
     return figures.forest({"95% interval": tuple(summary)}, labels, str(value.name))
@@ -286,7 +286,7 @@ def _parameters(parameter_tables: ParameterTables) -> list[str]:
             for label, row in rows[: SHOWN + 1 - len(sentences)].iterrows():
                 text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
                 sentences.append(text)
-        elif value.dims == (*SAMPLES, "client") and len(rows) > 1:
+        elif value.dims == (*SAMPLE_DIMS, "client") and len(rows) > 1:
             ends = (rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()])
             told = (
                 f"{number(row['mean'])} at {str(row.name)[len(name) + 1 : -1]} "

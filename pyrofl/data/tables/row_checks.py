@@ -20,9 +20,8 @@ from pyrofl.data.tables.wording import listed
 MIN_ROWS = 10  # rows from which a pattern is hardly chance
 NUM_SCREENED_ROWS = 20  # rows that rule out most relations
 MIN_MONOTONE_ROWS = 50  # numbers for a monotone relation of two columns
-LINEAR_TOLERANCE = (
-    1e-8  # part of the variance that a linear function may leave, as of rounded numbers
-)
+# Part of the variance that a linear function may leave, as of rounded numbers.
+LINEAR_TOLERANCE = 1e-8
 MIN_EXPECTED_UNIQUE = 5.0  # number of unique rows expected if equal rows were due to chance
 MAX_COPIED_FRACTION = 0.2  # fraction of the test rows, or of rows that repeat a pair of values
 MAX_UNIQUE_FRACTION = 0.05  # fraction of rows that occur once, where all others are copies

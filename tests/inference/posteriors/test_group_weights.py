@@ -18,7 +18,11 @@ from pyrofl.inference.posteriors.client_groups import group_clients
 from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
-from pyrofl.inference.posteriors.importance_sampling import NOISE, ORDER, Weighing
+from pyrofl.inference.posteriors.importance_sampling import (
+    CONVERGENCE_ORDER,
+    MAX_ADDED_VARIANCE,
+    Weighing,
+)
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors
 
@@ -111,8 +115,12 @@ def test_numbers_of_draws_limit_the_noise_of_log_weights_with_the_fewest_rows():
 
     def left(numbers):
         """Return the variance that is left; it falls as numbers^-ORDER."""
-        return float((noise * (torch.tensor(before) / torch.tensor(numbers)) ** ORDER).sum())
+        return float(
+            (noise * (torch.tensor(before) / torch.tensor(numbers)) ** CONVERGENCE_ORDER).sum()
+        )
 
-    assert left(counts) <= NOISE < left([count - 1 for count in counts])
-    gain = noise * torch.tensor(counts).double() ** -(1 + ORDER) / rows  # of another draw, per row
+    assert left(counts) <= MAX_ADDED_VARIANCE < left([count - 1 for count in counts])
+    gain = (
+        noise * torch.tensor(counts).double() ** -(1 + CONVERGENCE_ORDER) / rows
+    )  # of another draw, per row
     assert float(gain.max() / gain.min()) < 1.6, "equal up to rounding of the numbers"

@@ -189,7 +189,7 @@ def test_differing_draws_are_reported(monkeypatch):
 def test_a_list_that_no_t_distribution_can_check_is_said(sd, doubt, monkeypatch):
     """As of many dimensions, where these are far from all; even weights need no check."""
     monkeypatch.setattr(f"{__name__}.TARGET", dist.Normal(torch.tensor(0.0).double(), sd))
-    monkeypatch.setattr(importance_sampling, "FEWEST", LIST)
+    monkeypatch.setattr(importance_sampling, "MIN_ESS_OF_ERROR", LIST)
     found = weighed(server(0)).weights
     assert found.doubt == doubt
     assert float(found.k) < 0.7

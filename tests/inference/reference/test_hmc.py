@@ -38,8 +38,8 @@ def test_hmc_finds_the_posterior_in_closed_form(model):
 @pytest.fixture
 def short(monkeypatch):
     """Shorten the warm-up, where the draws do not matter."""
-    monkeypatch.setattr(hmc, "WARM", 4)
-    monkeypatch.setattr(hmc, "APPROACH", 10)
+    monkeypatch.setattr(hmc, "ITERATIONS_PER_UPDATE", 4)
+    monkeypatch.setattr(hmc, "APPROACH_ITERATIONS", 10)
     monkeypatch.setattr(samplers, "ASCENT_STEPS", 10)
 
 
