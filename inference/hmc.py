@@ -69,11 +69,11 @@ def hmc(
         log_density: of points [S, d], differentiable.
         start: a point of each chain, [K, d].
         source: random generator.
-        draws_per_chain: draws of each chain; default `KEPT`.
+        draws_per_chain: draws of each chain; default `DRAWS_PER_CHAIN`.
         thinning: iterations per draw; default `THINNING`.
         jitter: largest random decrease of the step size of each chain in an iteration, relative to
             it, so that no chain stays long where the density is narrow.
-        target: mean probability of acceptance; default `TARGET`.
+        target: mean probability of acceptance; default `TARGET_ACCEPTANCE`.
     """
     draws_per_chain, thinning, target = (
         draws_per_chain or DRAWS_PER_CHAIN,

@@ -68,7 +68,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, under
 
-FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
+MIN_VARIANCE = 1e-8  # smallest variance of the population, and of a client's draws
 
 SEARCH_GRID = {"lr_head": (0.01, 0.03, 0.1, 0.3, 1.0), "lr_base": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
@@ -164,7 +164,7 @@ def build(
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
         """Return the population's means and log standard deviations as named server tensors."""
-        width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
+        width = {n: v.clamp(min=MIN_VARIANCE).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
@@ -197,7 +197,7 @@ def build(
         variance = {
             n: v / add_trailing_axes(local["draws"], v) for n, v in role("squares", local).items()
         }
-        width = {n: v.clamp(min=FLOOR).sqrt() for n, v in variance.items()}
+        width = {n: v.clamp(min=MIN_VARIANCE).sqrt() for n, v in variance.items()}
         square = {n: v + (mean[n] - loc[n]).square() for n, v in variance.items()}
         return under("square", square) | q.start(mean, width)
 

@@ -52,7 +52,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
-HALVINGS = 50  # of the interval in which beta is looked for
+MAX_HALVINGS = 50  # of the interval in which beta is looked for
 
 
 SEARCH_GRID = {"lr": (0.01, 0.05, 0.1), "chain_lr": (0.005, 0.05), "beta": (0.0, 0.5, 1.0)}
@@ -206,7 +206,7 @@ def tuned(each: Tensor, y: Tensor) -> Tensor:
     product, mixture = extremes(each)
     gap = product - mixture
     low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         middle = (low + high) / 2
         mean = (between(each, middle).exp() * gap).sum(-1)
         rises = bool((mean - gap.gather(1, y[:, None]).squeeze(1)).mean() > 0)

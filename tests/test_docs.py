@@ -129,7 +129,7 @@ def few(monkeypatch):
     monkeypatch.setattr(importance_sampling, "MAX_TRIED", 40)
     for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
-    monkeypatch.setattr(pvi, "USUAL", 2)
+    monkeypatch.setattr(pvi, "DEFAULT_NUM_PARTICLES", 2)
 
 
 @pytest.mark.usefixtures("few")

@@ -363,7 +363,7 @@ class CorrectionOutcome:
     def warn_heavy_tails(self, posterior: Mapping[str, Variable]) -> None:
         """Warn if draws of the exact posterior have too heavy a tail for means and sds.
 
-        Fewer than `TRIED` draws do not show it.
+        Fewer than `MIN_SHARED_DRAWS` draws do not show it.
         """
         if self.outcome != EXACT_POSTERIOR:
             return

@@ -50,18 +50,18 @@ from pyrofl.models.likelihood_factors.variables import Variables, curvature, fin
 from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.tensors import Tensors, add_trailing_axes, spread_out, under
 
-CELLS = 4_000_000  # numbers in a tensor
+MAX_CELLS = 4_000_000  # numbers in a tensor
 MIN_EFFECTIVE_SHARE = 0.1  # effective part of the old draws, from which changes can be seen
 CURE = 'use pvi.hierarchical (method="pvi" in pyrofl.hierarchical and pyrofl.regression)'
-MIXED = 1.1  # R-hat above which the server's chains have not mixed
+MAX_R_HAT = 1.1  # R-hat above which the server's chains have not mixed
 UNMIXED = (
     "the server's chains have not mixed, so that its draws are unreliable; more rounds will not "
     "help: reparametrize the program, as from a non-centered to a centered form or to "
     f"MultivariateNormal effects, or {CURE}"
 )
 
-SMALLEST = 0.125  # part of the changes of factors that a round makes at least
-OVERSHOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
+MIN_CHANGE_FRACTION = 0.125  # part of the changes of factors that a round makes at least
+MIN_OVERSHOOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
 IMPROPER = f"the product of prior and factors is not a distribution; {CURE}"
 
 
@@ -115,7 +115,7 @@ class LikelihoodFactors:
                     "mean sd": Moments(
                         self.structure.shared_sites.moments, undamped=True, noise=self.noise
                     ),
-                    "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
+                    "server/r_hat": Monitor(MAX_R_HAT, UNMIXED, required=True, lasting=True),
                     "server/multimodal": Monitor(
                         0.0,
                         "the likelihoods of that many clients have several maxima, so the "
@@ -199,7 +199,7 @@ class LikelihoodFactors:
                     value = old[ids].lerp(value, share)
                 tables[name] = old.index_copy(0, ids, value)
             proper = self._may_be_proper({n: tables[f"server/{n}"] for n in self.parts}, draws)
-            if proper or share <= SMALLEST or self.structure.linear is not None:
+            if proper or share <= MIN_CHANGE_FRACTION or self.structure.linear is not None:
                 return tables
             share /= 2
 
@@ -211,11 +211,11 @@ class LikelihoodFactors:
         change = (mean - to_cpu_double(server["mean"])) / to_cpu_double(server["sd"])
         last, share = to_cpu_double(server["server/change"]), server["server/share"]
         size = float(change.norm())
-        back = float(change @ last) < 0 and size > OVERSHOT * max(1.0, float(last.norm()))
+        back = float(change @ last) < 0 and size > MIN_OVERSHOOT * max(1.0, float(last.norm()))
         # The mean also turns back as other clients report for the first time.
         whole = bool(server["server/reported"].all()) and self.structure.linear is None
         if back and whole:
-            share = (share / 2).clamp(min=SMALLEST)
+            share = (share / 2).clamp(min=MIN_CHANGE_FRACTION)
         return {"server/change": change, "server/share": share}
 
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
@@ -380,7 +380,7 @@ class LikelihoodFactors:
         """Yield some draws [S, d] after the other, as the arguments of `integrate`."""
         with torch.no_grad():
             _, roots, noise = self._stated(self._evaluated(u))
-        step = max(1, CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
+        step = max(1, MAX_CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
         parts = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
         return zip(*parts, strict=True)
 
@@ -467,7 +467,7 @@ class LikelihoodFactors:
         """Return whether the server's draws are of the exact posterior of all clients."""
         mixed, missing = (float(server[f"server/{n}"]) for n in ("r_hat", "missing"))
         exact = is_exact_after_one_round(self.structure, server["server/shift"].dtype)
-        return exact and mixed <= MIXED and not missing
+        return exact and mixed <= MAX_R_HAT and not missing
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""

@@ -39,9 +39,10 @@ from pyrofl.models.shared.unconstrained import RowsFilled
 from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
-POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's middle, in its sds
-EXACT = 1e-6  # relative error of derivatives that count as equal
-CLIENTS = 8  # clients whose likelihood is differentiated
+# Random points, and their distance from the prior's middle, in its sds.
+NUM_POINTS, POINT_DISTANCE = 24, 0.5
+DERIVATIVE_TOLERANCE = 1e-6  # relative error of derivatives that count as equal
+NUM_CHECKED_CLIENTS = 8  # clients whose likelihood is differentiated
 
 
 class OtherStructure(ClientError):
@@ -261,10 +262,10 @@ def random_points(
 ) -> tuple[Tensor, Tensor]:
     """Return random u [S, C, d] near the middle of the prior, and noise eta [S, C, m]."""
     mean, sd = (v.double() for v in structure.shared_sites.prior())
-    count = count or POINTS + 2 * structure.client_sites.size
+    count = count or NUM_POINTS + 2 * structure.client_sites.size
     source, clients = generator("likelihood factors", *key), len(batch)
     noise = torch.randn(
         count, clients, len(mean) + structure.client_sites.size, generator=source
     ).double()
     u, eta = noise.split([len(mean), structure.client_sites.size], -1)
-    return (mean + NEAR * sd.clamp(max=1.0) * u), eta
+    return (mean + POINT_DISTANCE * sd.clamp(max=1.0) * u), eta

@@ -118,12 +118,12 @@ Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 DECAY = 5e-4  # of the weights of all that the server learns about spreads
 MAX_GRADIENT_NORM = 100.0  # norm of all the server's pseudo-gradients together
-SATURATED = f"server/rates_above_{pruning.HIGH}"
+SATURATED = f"server/rates_above_{pruning.DROPPED_RATE}"
 RUNAWAY = Monitor(
     high=0.5,
     why="the layer before the output is mostly noise, as the divergence pulls rates up in every "
     "round; expected fewer rounds, hyper_step=0.1, a smaller hyper_lr or a smaller beta",
-    words=f"share of dropout rates above {pruning.HIGH}",
+    words=f"share of dropout rates above {pruning.DROPPED_RATE}",
 )
 
 SEARCH_GRID = {

@@ -31,7 +31,7 @@ from pyrofl.tensors import Tensors, add_trailing_axes, pick
 
 # Factors of networks are far from normal: with larger steps the accuracy on digits collapses after
 # some ten rounds, with 1 to 1.5 times 1 / clients it is steady.
-BOLDEST = 2.0
+MAX_TOTAL_DAMPING = 2.0
 # Weights with a full covariance. With 383 a round of 5 clients takes 14 seconds of one core;
 # work grows with their cube.
 MAX_COUNT = 1_000
@@ -96,7 +96,11 @@ class MeanField(Partitioned):
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
         """Return this round's adaptive damping of factor updates, bounded for networks."""
-        return super()._adapted(server, total, clients).clamp(max=min(1.0, BOLDEST / clients))
+        return (
+            super()
+            ._adapted(server, total, clients)
+            .clamp(max=min(1.0, MAX_TOTAL_DAMPING / clients))
+        )
 
     # A client
 

@@ -16,7 +16,7 @@ from pyrofl.data.tables.row_checks import (
 )
 from pyrofl.data.tables.units import unit_warning
 
-MOST_COLUMNS = 100  # of x; more are hardly measurements of different kinds
+MAX_COLUMNS = 100  # of x; more are hardly measurements of different kinds
 
 
 def unit_warnings(data: Any) -> list[str]:
@@ -53,7 +53,7 @@ def array_warnings(data: Any) -> list[str]:
 def _columns(data: Any) -> dict[str, dict[str, Numbers]]:
     """Return the columns of x, and y if it is a number: column -> training client -> numbers."""
     columns = {}
-    if data.x.dim() == 2 and data.x.shape[1] <= MOST_COLUMNS:
+    if data.x.dim() == 2 and data.x.shape[1] <= MAX_COLUMNS:
         names = data.source.features if data.source else ()
         x = data.x.double().cpu().numpy()
         for place in range(x.shape[1]):

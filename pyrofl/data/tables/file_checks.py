@@ -40,10 +40,11 @@ from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 SEPARATORS = (",", ";", "\t", "|")
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ALL_FILES = "all files"
-SIMILAR = 0.8  # ratio of equal letters of two names, from which one may be meant for the other
+# Ratio of equal letters of two names, from which one may be meant for the other.
+MIN_NAME_SIMILARITY = 0.8
 MAX_LEVELS = 40  # levels of a column whose spellings are compared
 MIN_NUMBERS = 0.5  # part of the cells of a column of numbers that are numbers in most files
-SAMPLE = 200  # lines on which a format is guessed
+NUM_SAMPLED_LINES = 200  # lines on which a format is guessed
 
 
 class FileFormat(NamedTuple):
@@ -160,7 +161,7 @@ def guess_format(
     with open(path, "rb") as file:
         start = file.read(1_000_000)
     encoding = encoding or _encoding(start)
-    lines = start.decode(encoding, errors="replace").splitlines()[:SAMPLE]
+    lines = start.decode(encoding, errors="replace").splitlines()[:NUM_SAMPLED_LINES]
     if not separator:
         counts = {mark: _columns_of(lines, mark) for mark in SEPARATORS}
         separator = max(SEPARATORS, key=lambda mark: counts[mark])
@@ -261,7 +262,7 @@ def _matched(
     for name in needed:
         if name in table:
             continue
-        near = get_close_matches(key_of(name), others, 1, SIMILAR)
+        near = get_close_matches(key_of(name), others, 1, MIN_NAME_SIMILARITY)
         if not near:
             cure = "add it, or leave it out of the study"
             problems.append(Problem(file, name, "is missing", cure))
