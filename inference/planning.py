@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions
@@ -187,7 +187,7 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
     if any(len(record.reported) < clients for record in run.records):
         return None, "some clients do not report in every round; give a number of rounds"
     reason = "as problems of examples/posteriors need, unless the posterior has several modes"
-    each = [moments for _, moments in of_kind(tensors, Moments)]
+    each = [moments for _, moments in metadata_of_class(tensors, Moments)]
     if any(moments.undamped for moments in each):
         return UNDAMPED_ROUNDS, reason
     if any(moments.optimal for moments in each) and run.method.metadata.sites:

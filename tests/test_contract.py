@@ -33,7 +33,13 @@ from pyrofl.inference.acceleration.groups import buckets
 from pyrofl.inference.acceleration.row_space import first_layer, rewriting
 from pyrofl.inference.definition.aggregator import Aggregator
 from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, TransformedLoss
-from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
+from pyrofl.inference.definition.metadata import (
+    PER_CLIENT,
+    POSITIVE,
+    REPORTED,
+    SHARED,
+    marked_names,
+)
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import Sgd
 from pyrofl.inference.definition.programs import Program, Proximal, Supervised, flat
@@ -141,8 +147,8 @@ def test_results_call_a_method_by_its_name(name):
 
 def test_a_name_may_have_several_marks():
     facts = {"table": (PER_CLIENT, REPORTED), "mu": SHARED, "tau": (POSITIVE, SHARED)}
-    assert (marked(facts, PER_CLIENT), marked(facts, REPORTED)) == ("table", "table")
-    assert marked(facts, SHARED) == "mu tau"
+    assert (marked_names(facts, PER_CLIENT), marked_names(facts, REPORTED)) == ("table", "table")
+    assert marked_names(facts, SHARED) == "mu tau"
 
 
 @on_archetypes

@@ -22,7 +22,7 @@ Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
 
 
-def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
+def group_by_bounds(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
     """Group clients with numbers of rows [C] in the same interval between the given bounds."""
     within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
     kinds = dict.fromkeys(within)
@@ -56,7 +56,7 @@ def roomy(sizes: Tensor, bound: int) -> int:
     return min(-(-longest // step) * step, bound)
 
 
-def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
+def narrow_rows(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
     """Cut the padded row axes of tensors to at most `width` rows."""
     cut = dict(tensors)
     for name in axes.keys() & cut.keys():
@@ -65,7 +65,7 @@ def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
     return cut
 
 
-def joined(
+def join_groups(
     parts: Sequence[Tensors],
     before: Sequence[Tensors],
     widths: Sequence[int],

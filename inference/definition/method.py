@@ -23,8 +23,8 @@ from pyrofl.inference.definition.metadata import (
     Metadata,
     Rule,
     WireCost,
-    marked,
-    of_kind,
+    marked_names,
+    metadata_of_class,
 )
 from pyrofl.inference.definition.optim import Optim
 from pyrofl.inference.definition.programs import Loss, Program
@@ -332,23 +332,23 @@ class Method(Pickled, Summarized):
     @property
     def shared(self) -> str:
         """Name patterns of the sample sites that all clients share, joined by spaces."""
-        return marked(self.metadata.tensors, SHARED)
+        return marked_names(self.metadata.tensors, SHARED)
 
     @property
     def per_client(self) -> str:
         """Name patterns of server tensors with one entry for each training client, [J, *p]."""
-        return marked(self.metadata.tensors, PER_CLIENT)
+        return marked_names(self.metadata.tensors, PER_CLIENT)
 
     @property
     def rules(self) -> list[tuple[str, Rule]]:
         """Rules for single tensors of messages besides being finite, after their name patterns."""
-        each = of_kind(self.metadata.tensors, Rule)
+        each = metadata_of_class(self.metadata.tensors, Rule)
         return [(names, rule) for names, rule in each if not isinstance(rule, JointRule)]
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
         """Return the size in bytes [C] of each client's tensors when they are sent as a message."""
         total = dense_bytes(tensors)
-        for names, cost in of_kind(self.metadata.tensors, WireCost):
+        for names, cost in metadata_of_class(self.metadata.tensors, WireCost):
             for name, value in pick(tensors, names).items():
                 total = total - dense_bytes({name: value}) + cost.count(name, tensors)
         return total

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.outlines import Hidden
 from pyrofl.data.tables.wording import listed
-from pyrofl.inference.definition.metadata import REPORTED, marked, no_statistics
+from pyrofl.inference.definition.metadata import REPORTED, marked_names, no_statistics
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.origin import refuse_other_clients, refuse_other_constants
@@ -149,7 +149,7 @@ def warning_of_untrained(method: Method, data: Federation, state: RoundState) ->
 def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
     """Return a method's client statistics, such as numbers of pruned weights: [J] or [J, *p]."""
     refuse_other_clients(method, data, state)
-    held = pick(state.server, marked(method.metadata.tensors, REPORTED))
+    held = pick(state.server, marked_names(method.metadata.tensors, REPORTED))
     server_values = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:
         return server_values

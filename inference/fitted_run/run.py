@@ -20,7 +20,7 @@ from pyrofl.files.lock import lock_folder
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.definition.budget import PrivacySpent
-from pyrofl.inference.definition.metadata import Monitor, of_kind
+from pyrofl.inference.definition.metadata import Monitor, metadata_of_class
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import TableMethod, variables_of
@@ -362,7 +362,7 @@ class Run(Pickled, Summarized):
     @property
     def monitors(self) -> dict[str, Monitor]:
         """Metadata of the numbers in the server state that are recorded in each round, by name."""
-        monitors_by_name = of_kind(self.method.metadata.tensors, Monitor)
+        monitors_by_name = metadata_of_class(self.method.metadata.tensors, Monitor)
         return {names.removeprefix("server/"): fact for names, fact in monitors_by_name}
 
     @property

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.definition.metadata import INCOMPARABLE, MetadataByPattern, marked
+from pyrofl.inference.definition.metadata import INCOMPARABLE, MetadataByPattern, marked_names
 from pyrofl.tensors import Tensors, matches
 
 MIN_RISEN_ROUNDS = 2  # rounds of a risen loss
@@ -135,5 +135,5 @@ def _mean(value: Tensor, is_known: Tensor) -> Tensor:
 
 def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:
     """Drop losses that cannot be compared between rounds, such as those of Markov chains."""
-    marks = marked(metadata, INCOMPARABLE)
+    marks = marked_names(metadata, INCOMPARABLE)
     return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

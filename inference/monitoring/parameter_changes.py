@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyrofl.inference.definition.metadata import MetadataByPattern, Moments, of_kind
+from pyrofl.inference.definition.metadata import MetadataByPattern, Moments, metadata_of_class
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.tensors import Tensors, client_bytes, matches
 
@@ -61,7 +61,7 @@ def _moved(
     """Return a round's change of each sample site's mean and sd, or of each tensor's norm."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
-    for names, moments in of_kind(metadata, Moments):
+    for names, moments in metadata_of_class(metadata, Moments):
         site_names = [n for n in now if matches(n, names)]
         if site_names and all(_alike(before, now, n) for n in site_names):
             stated += site_names

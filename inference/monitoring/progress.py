@@ -98,13 +98,13 @@ def loss_text(method: Method, state: RoundState, sizes: Tensor) -> str:
     is_mean = {s.names: s.loss.mean for s in steps if isinstance(s.loss, Elbo)}
     for names, value in state.loss.items():
         each = value.cpu() / rows if is_mean.get(names) is False else value
-        text = f"{moved(method, names)} {float(each[each.isfinite()].mean()):.3g}"
+        text = f"{step_label(method, names)} {float(each[each.isfinite()].mean()):.3g}"
         (per_row if names in is_mean else others).append(text)
     groups = {"loss per row: ": per_row, "loss: ": others}
     return "; ".join(unit + ", ".join(texts) for unit, texts in groups.items() if texts)
 
 
-def moved(method: Method, names: str) -> str:
+def step_label(method: Method, names: str) -> str:
     """Return a short label for the tensors that a gradient step trains, such as "posterior".
 
     >>> from pyrofl import nets

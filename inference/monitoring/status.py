@@ -195,7 +195,11 @@ class ConvergenceMonitor:
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
-        divergences = (_barred(self.records), _lost(self.records), *self.losses.risen())
+        divergences = (
+            _rejection_divergence(self.records),
+            _lost(self.records),
+            *self.losses.risen(),
+        )
         divergences += tuple(self.losses.fallen())
         if both := [one for one in divergences if one]:
             first = min(both)
@@ -210,7 +214,7 @@ class ConvergenceMonitor:
             and (why := _unchanged(moved, self.trained, self.unused))
         ):
             return ConvergenceStatus("stuck", why, len(moved))
-        judged = _at_once(self.records) or _of_movement(moved, self.records[-1].noise)
+        judged = _early_status(self.records) or _status_of_changes(moved, self.records[-1].noise)
         if why := self.records[-1].unreliable:
             still = judged.kind == "converged"
             last = self.records[-MAX_UNRELIABLE_ROUNDS[still] :]
@@ -281,7 +285,7 @@ def _unchanged(moved: Sequence[Moved], trained: str, unused: Callable[[], set[st
     return ""
 
 
-def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
+def _early_status(records: Sequence[Left]) -> ConvergenceStatus | None:
     """Return the status of a run that its last two aggregations decide; None if they do not."""
     merged = [record for record in records if record.moved is not None]
     last, count = merged[-1], len(merged)
@@ -306,7 +310,7 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
     return ConvergenceStatus("converged", why, count)
 
 
-def _of_movement(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatus:
+def _status_of_changes(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatus:
     """Return the status of a run, given its parameter changes; the reason may be the last one.
 
     `noise` is the change of moments that their Monte Carlo error explains.
@@ -377,7 +381,7 @@ def _far(value: float, part: str) -> str:
     return f"{shown:.0f} {name}" if 10 <= shown < 1e6 else f"{shown:.2g} {name}"
 
 
-def _barred(records: Sequence[Left]) -> Divergence | None:
+def _rejection_divergence(records: Sequence[Left]) -> Divergence | None:
     """Detect divergence by rejection of all recent messages; return start and reason, or None."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # a client reported
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))

@@ -68,8 +68,8 @@ from pyrofl.inference.posteriors.importance_sampling import (
     Weights,
 )
 from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise_at
-from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
-from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, weighted
+from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resample_indices
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, smooth_with_shape
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
@@ -151,7 +151,7 @@ def corrected(
         log_w, weights = _separately(parts, common, tried, Bar(progress))
     if not strict and bool(is_unreliable(weights).any()):
         return None, weights
-    chosen = [resampled(one, draws, common) for one in log_w]
+    chosen = [resample_indices(one, draws, common) for one in log_w]
     values_by_client, latent = {}, guided.in_plate_by_site
     for part, at in zip(parts, chosen if len(chosen) > 1 else chosen * len(parts), strict=True):
         group = part.group
@@ -270,7 +270,9 @@ def _separately(
     parts: Sequence[GroupImportanceSampler], common: Generator, count: int, shown: Bar
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of each client by itself; return its log weights [S], and diagnostics [C]."""
-    weighted_parts = [weighted(part.weigh_single_client(count)) for part in shown(parts, count)]
+    weighted_parts = [
+        smooth_with_shape(part.weigh_single_client(count)) for part in shown(parts, count)
+    ]
     k, log_w = torch.tensor([k for _, k in weighted_parts]), [w for w, _ in weighted_parts]
     return log_w, Weights(k, torch.stack([effective(w) for w in log_w]), count)
 

@@ -63,7 +63,7 @@ def inference_data(
         one = _dataset(group, variables, dims, coords, along or {})
         more = {axis: list(coords[axis]) for axis in (listed or {}).get(group, ())}
         datasets[group] = one.assign_coords(more).assign_attrs(attributes)
-    return gathered(datasets, attributes)
+    return combine_datasets(datasets, attributes)
 
 
 def _library() -> dict[str, Fact]:
@@ -105,7 +105,7 @@ def refuse_no_groups(idata: object) -> None:
         raise ValueError(f"fitted is a {kind}; expected a Run, or the result of `to_arviz`")
 
 
-def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
+def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
     """Return Pareto-smoothed, normalized log weights [S], and the tail's Pareto shape k."""
     log_weights = log_weights.double()
     if float(log_weights.amax() - log_weights.quantile(1 - MAX_TAIL_FRACTION)) < ROUNDING_TOLERANCE:
@@ -161,7 +161,7 @@ def load(path: str | Path) -> Any:
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
         groups = {name: node.to_dataset().load() for name, node in tree.children.items()}
-        return gathered(groups, {str(name): value for name, value in tree.attrs.items()})
+        return combine_datasets(groups, {str(name): value for name, value in tree.attrs.items()})
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
@@ -194,7 +194,7 @@ def _environment(**words: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def gathered(
+def combine_datasets(
     datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
 ) -> Any:
     """Combine xarray datasets into an InferenceData (ArviZ 0.x) or a DataTree (ArviZ 1.x)."""

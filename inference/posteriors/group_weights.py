@@ -11,10 +11,10 @@ from torch import Tensor
 from pyrofl.inference.definition.elbo import is_deterministic, latent
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, GivenNoise, log_densities_at
-from pyrofl.inference.posteriors.draws import Values, of_rows, placed
+from pyrofl.inference.posteriors.draws import Values, is_per_row, with_draw_axes
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.pointwise import MAX_CELLS
-from pyrofl.inference.posteriors.proposals import MAX_MODE_STEP, ModeRegression, around
+from pyrofl.inference.posteriors.proposals import MAX_MODE_STEP, ModeRegression, draw_around_modes
 from pyrofl.tensors import Tensors, matches, times
 
 CHUNK_FACTOR = 40  # factor of the chunk size, as the densities are evaluated repeatedly
@@ -106,7 +106,7 @@ class GroupImportanceSampler:
     def _uniform_numbers(self, s: int, sets: int) -> tuple[Tensor, Tensor]:
         """Draw uniform numbers of clients: shifts of points [S, C, sets, 2, n], and choices [S, C].
 
-        The points are those of `around`.
+        The points are those of `draw_around_modes`.
         """
         shape, exact = (s, sets, 2, self.guided.normal_counts[1]), torch.float64
         shifts = [
@@ -149,7 +149,7 @@ class GroupImportanceSampler:
         In between is log p - log q of the shared sites. The draws are of latent sites and of
         deterministic ones that have no rows.
         """
-        proposals, wider = around(mode, root, shifts, draws, share)
+        proposals, wider = draw_around_modes(mode, root, shifts, draws, share)
         s, clients, k = wider.shape
         size = s * k
         with torch.no_grad():
@@ -251,11 +251,11 @@ class GroupImportanceSampler:
 def site_draws_of_traces(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
     """Return draws of latent sites and of deterministic ones without rows, from both traces."""
     sites = {
-        n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), of_rows(site))
+        n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), is_per_row(site))
         for n, site in latent(q)
         if not site["infer"].get("is_auxiliary")
     }
     deterministic = {
-        n: site for n, site in p.nodes.items() if is_deterministic(site) and not of_rows(site)
+        n: site for n, site in p.nodes.items() if is_deterministic(site) and not is_per_row(site)
     }
-    return sites | {n: placed(n, site, size, clients) for n, site in deterministic.items()}
+    return sites | {n: with_draw_axes(n, site, size, clients) for n, site in deterministic.items()}

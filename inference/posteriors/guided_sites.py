@@ -12,7 +12,7 @@ from torch import Generator
 from pyrofl.inference.definition.elbo import is_point, latent, normal_event_size, traces
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, using_client_generators
-from pyrofl.inference.posteriors.draws import in_plate
+from pyrofl.inference.posteriors.draws import is_in_plate
 from pyrofl.tensors import matches
 
 MAX_VARIABLES = 2000  # maximum number of variables of a client
@@ -72,7 +72,7 @@ class GuidedSites:
     def in_plate_by_site(self) -> dict[str, bool]:
         """Whether each latent site of the model is in a plate of the program, by name."""
         sites = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
-        return {name: in_plate(site) for name, site in sites}
+        return {name: is_in_plate(site) for name, site in sites}
 
     @cached_property
     def finite_bounds(self) -> list[tuple[str, float]]:

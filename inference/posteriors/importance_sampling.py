@@ -25,9 +25,9 @@ from pyrofl.inference.posteriors.proposals import (
     ProposalMixture,
     ServerDraws,
     effective,
-    nearer,
+    refit_proposal,
 )
-from pyrofl.inference.posteriors.tail_shapes import difference, weighted
+from pyrofl.inference.posteriors.tail_shapes import difference, smooth_with_shape
 from pyrofl.tensors import Tensors, seeded
 
 MAX_ADAPTATIONS = 4  # maximum adaptations of the t distribution
@@ -144,24 +144,24 @@ class Weighing:
             e, reply, ratio = self._tried(
                 proposal, PILOT_DRAWS_PER_ENTRY * (size + 2), draws, sets=2
             )
-            log_w, _ = weighted(ratio)
+            log_w, _ = smooth_with_shape(ratio)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
             draws, count = self._enough(reply, w, draws), self._needed(log_w)
             if worth > SUFFICIENT_ESS_FRACTION * len(w):
                 break
-            proposal = nearer(proposal, e, w)
+            proposal = refit_proposal(proposal, e, w)
             if worth < MIN_ESS_GAIN * before:
                 break
         for _ in range(MAX_ADAPTATIONS):
             e, reply, ratio = self._tried(proposal, count, draws)
-            log_w, k = weighted(ratio)
+            log_w, k = smooth_with_shape(ratio)
             if (
                 k < INFINITE_VARIANCE_K
                 or not size
                 or effective(log_w) > SUFFICIENT_ESS_FRACTION * count
             ):
                 break
-            proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
+            proposal = refit_proposal(proposal, e, log_w.exp())  # few draws may have missed a tail
         return _weighed(reply.values, log_w, k)
 
     def _of_list(self) -> WeightedDraws:
@@ -176,10 +176,10 @@ class Weighing:
             [self.guided.min_draws] * len(self.rows),
         )
         _, reply, ratio = self._tried(source, PILOT_DRAWS_PER_ENTRY, draws, sets=2)
-        log_w, _ = weighted(ratio)
+        log_w, _ = smooth_with_shape(ratio)
         draws, count = self._enough(reply, log_w.exp(), draws), self._needed(log_w)
         e, reply, ratio = self._tried(source, count, draws)
-        log_w, k = weighted(ratio)
+        log_w, k = smooth_with_shape(ratio)
         if self.listed is None:
             return _weighed(reply.values, log_w, k)
         draws = [max(k, MIN_DRAWS) for k in draws]  # for the tails, where the guide of z is worst
@@ -190,14 +190,20 @@ class Weighing:
         even = float(effective(log_w)) > SUFFICIENT_ESS_FRACTION * len(e)
         values, near, doubt = reply.values, None, ""
         for _ in range(MAX_LIST_PROPOSALS):
-            near, before = nearer(near, mixture.noise, log_w.exp(), LIST_DEGREES_OF_FREEDOM), log_w
+            near, before = (
+                refit_proposal(near, mixture.noise, log_w.exp(), LIST_DEGREES_OF_FREEDOM),
+                log_w,
+            )
             noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
             server, level = self._listed_at(noise)
             places = Listed(len(noise)).sample((len(noise),))
             reply = self.exchange(Request(places, draws, server=server, more=True))
             mixture = mixture.extended(near, noise, level, _ratio(reply))
             values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
-            (log_w, k), (last, last_k) = weighted(mixture.log_weights()), weighted(mixture.last())
+            (log_w, k), (last, last_k) = (
+                smooth_with_shape(mixture.log_weights()),
+                smooth_with_shape(mixture.last()),
+            )
             if last_k < FINITE_MEAN_K and float(effective(last)) > MIN_ESS_OF_ERROR:
                 which = difference(values, before, last)
                 doubt = f"{DIFFER} ({which})" if which else ""

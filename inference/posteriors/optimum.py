@@ -39,13 +39,13 @@ from pyrofl.inference.definition.elbo import (
     traces,
     weighed,
 )
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.export import smooth_weights
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
 from pyrofl.inference.training.noise import is_unset_latent
@@ -85,7 +85,7 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
-    facts = (fact for _, fact in of_kind(method.metadata.tensors, Moments))
+    facts = (fact for _, fact in metadata_of_class(method.metadata.tensors, Moments))
     moments = next((fact for fact in facts if fact.optimal), None)
     rows = int(data.sizes[: data.clients].max())
     if moments is None or moments.optimal is None or 2 * NUM_PAIRS * rows > MAX_CELLS:
@@ -219,7 +219,7 @@ def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: in
     if not bool(log_w.isfinite().all()) or not (log_w.softmax(0) @ doubt) < MAX_ADDED_VARIANCE:
         return ""
     try:
-        weights, k = smoothed(log_w)
+        weights, k = smooth_weights(log_w)
     except ImportError:  # ArviZ is not installed
         return ""
     if k > MAX_RELIABLE_K:

@@ -31,7 +31,7 @@ def effective(log_w: Tensor) -> Tensor:
     return 1 / log_w.exp().square().sum()
 
 
-def resampled(log_w: Tensor, draws: int, source: Generator) -> Tensor:
+def resample_indices(log_w: Tensor, draws: int, source: Generator) -> Tensor:
     """Return the indices of draws resampled systematically by their log weights [S]."""
     edges = log_w.exp().cumsum(0)
     at = (torch.arange(draws) + torch.rand((), generator=source)) / draws * edges[-1]
@@ -39,7 +39,7 @@ def resampled(log_w: Tensor, draws: int, source: Generator) -> Tensor:
     return torch.searchsorted(edges, at.to(edges)).clamp(max=len(edges) - 1)[order]
 
 
-def nearer(proposal: Any, e: Tensor, w: Tensor, freedom: float = DEGREES_OF_FREEDOM) -> Any:
+def refit_proposal(proposal: Any, e: Tensor, w: Tensor, freedom: float = DEGREES_OF_FREEDOM) -> Any:
     """Return a Student's t proposal with moments moved toward those of weighted draws.
 
     The draws are noise [S, d]; `freedom` are the degrees of freedom.
@@ -286,7 +286,7 @@ def lattice(shift: Tensor, draws: int) -> Tensor:
     return noise
 
 
-def around(
+def draw_around_modes(
     mode: Tensor, root: Tensor, shifts: Tensor, draws: int, share: float
 ) -> tuple[Tensor, Tensor]:
     """Return draws of clients' noise around its modes, in sets, and their log weights.

@@ -31,7 +31,7 @@ class SiteSubstitution(Messenger):
 
 
 @synchronized
-def of_server(
+def server_sampler(
     method: Method, state: RoundState, spec: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
     """Return a function that draws latent sites from the server's own posterior.

@@ -42,7 +42,7 @@ from pyrofl.inference.posteriors.export import SAMPLE_DIMS, Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, site_draws_of_traces
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import Request, TermsReply, Weighing, Weights
-from pyrofl.inference.posteriors.proposals import resampled
+from pyrofl.inference.posteriors.proposals import resample_indices
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.tensors import Tensors, matches
 from pyrofl.turns import synchronized
@@ -174,7 +174,7 @@ def _weighed(
     if bool(is_unreliable(weighed.weights).any()):
         return None, weighed.weights
     diagnostics = weights_with_shapes(weighed)
-    index = resampled(weighed.log_w, draws, common)
+    index = resample_indices(weighed.log_w, draws, common)
     values = {n: v[index] for n, v in weighed.values.items()}
     corrected = SharedDraws(
         values, diagnostics=diagnostics, log_w=weighed.log_w, resampled_index=index

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.posteriors.export import MAX_TAIL_FRACTION, smoothed
+from pyrofl.inference.posteriors.export import MAX_TAIL_FRACTION, smooth_weights
 from pyrofl.tensors import Tensors
 
 ENDS = 0.025, 0.975  # probabilities below the ends of an interval
@@ -62,9 +62,9 @@ def _shapes(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack([mean, sd, bounded, bounded])
 
 
-def weighted(log_weights: Tensor) -> tuple[Tensor, float]:
+def smooth_with_shape(log_weights: Tensor) -> tuple[Tensor, float]:
     """Return Pareto-smoothed, normalized log weights [S], and their shape, see `_bounded`."""
-    log_w, k = smoothed(log_weights)
+    log_w, k = smooth_weights(log_weights)
     if not math.isfinite(k):
         return log_w, k
     largest = log_weights.double().softmax(0).amax()

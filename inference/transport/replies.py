@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name
 from pyrofl.data import Cohort, Roster
-from pyrofl.inference.definition.metadata import MODERATE, JointRule, of_kind
+from pyrofl.inference.definition.metadata import MODERATE, JointRule, metadata_of_class
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.engine.messages import MessageForm, form_of, validate_messages, vote_on_forms
 from pyrofl.inference.engine.requests import Reply, RunningRound
@@ -117,7 +117,7 @@ class ReplyParser:
         errors = [one or other for one, other in zip(single, large, strict=True)]
         good = [c for c, reason in enumerate(errors) if not reason]
         row = torch.tensor(good, dtype=torch.long)
-        for _, rule in of_kind(self.method.metadata.tensors, JointRule) if good else ():
+        for _, rule in metadata_of_class(self.method.metadata.tensors, JointRule) if good else ():
             some = self.roster.cohort(cohort.ids[row])
             holds = rule.validate_message(self.server, cut(message, row), some)
             for c in (c for c, held in zip(good, holds, strict=True) if not held):

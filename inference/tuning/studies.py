@@ -61,7 +61,7 @@ def load_optuna() -> Any:
 
 
 @contextmanager
-def silent() -> Iterator[Any]:
+def quiet_optuna() -> Iterator[Any]:
     """Yield Optuna, of whose log only errors are shown."""
     optuna = load_optuna()
     verbosity = optuna.logging.get_verbosity()
@@ -73,7 +73,7 @@ def silent() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(
+def open_storage(
     folder: str | Path | None, metric: Metric, search: Mapping[str, Any]
 ) -> Iterator[Callable[[int], Study]]:
     """Open a folder's storage, or one in memory; yield k -> the study of the k-th seed.
@@ -83,7 +83,7 @@ def opened(
     Raises:
         OtherSearch: if the storage belongs to a search with other settings, or cannot be used.
     """
-    with silent() as optuna:
+    with quiet_optuna() as optuna:
         if folder is None:
             yield partial(load_study, optuna.storages.InMemoryStorage(), metric)
             return
@@ -138,7 +138,7 @@ def load_study(storage: BaseStorage, metric: Metric, k: int) -> Study:
     return study
 
 
-def finished(study: Study) -> list[FrozenTrial]:
+def finished_trials(study: Study) -> list[FrozenTrial]:
     """Return the trials of a study that have a score or a problem, without interrupted ones."""
     trials = study.get_trials(deepcopy=False)
     return [
@@ -252,7 +252,7 @@ def draw_params(
     grid: Mapping[str, Any], ranges: Sequence[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Draw values from ranges and positions in lists; floats have three significant digits."""
-    with silent() as optuna:
+    with quiet_optuna() as optuna:
         kinds = optuna.distributions
         space = {
             n: v if n in ranges else kinds.IntDistribution(0, len(v) - 1) for n, v in grid.items()

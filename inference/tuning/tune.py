@@ -115,17 +115,17 @@ def tune(
     stages = studies.stages(rounds) if len(settings) > studies.FINALISTS else [rounds]
     how: Any = {"draws": draws, "progress": progress, **loop}
 
-    with studies.opened(folder, by, search) as study_of:
+    with studies.open_storage(folder, by, search) as study_of:
 
         def trained(k: int, which: Sequence[int]) -> list[TrialScore]:
             """Train the settings `which` with the k-th seed, unless the storage has them."""
             run_seed = later(seed, k)
             held = held_back(data, validation_fraction, seed=separate(run_seed).noise)
             study, stops = study_of(k), [rounds] if k else stages
-            for i in which[len(studies.finished(study)) :]:
+            for i in which[len(studies.finished_trials(study)) :]:
                 trial = studies.ask(study, settings, i)
                 studies.train(trial, methods[i], held, stops, by, seed=run_seed, **how)
-            done = zip(which, studies.finished(study), strict=True)
+            done = zip(which, studies.finished_trials(study), strict=True)
             return [row for i, one in done for row in studies.rows_of(one, i, k, stops)]
 
         rows = run_trials(len(settings), by, trained, seeds)

@@ -19,23 +19,28 @@ from pyrofl.inference.definition.elbo import (
     is_deterministic,
     latent,
     observed,
-    recorded,
+    trace_program,
     weighed,
     with_rows,
 )
-from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.inference.posteriors.draws import is_per_row
 from pyrofl.inference.validation.gradients import CURE
 from pyrofl.inference.validation.independence import (
     AGAIN,
     CLIENTS,
     PADDING,
     Mixed,
-    aligned,
-    scrambled,
-    unlike,
+    client_part,
+    differs,
+    scramble_generators,
 )
-from pyrofl.inference.validation.program_checker import ProgramChecker, equal, factors, log_prob_of
-from pyrofl.inference.validation.variants import narrowed
+from pyrofl.inference.validation.program_checker import (
+    ProgramChecker,
+    equal_up_to_rounding,
+    factors,
+    log_prob_of,
+)
+from pyrofl.inference.validation.variants import narrow_batch
 from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, cut, default_type, seeded
 
@@ -138,7 +143,7 @@ class Reruns:
     def _alike(self, site: Any, after: Any, other: ChangedBatch) -> bool:
         """Return whether a Pyro site has equal densities and weights by row in both batches."""
         one, two = log_prob_of(site), log_prob_of(after)
-        if of_rows(site):
+        if is_per_row(site):
             weights = [
                 _weight(s, b) for s, b in ((site, self.first_run.batch), (after, other.batch))
             ]
@@ -148,11 +153,15 @@ class Reruns:
             )
             pairs = [(one, two), (weights[0], weights[1])]
             return all(
-                equal(_taken(a, other.source, -1)[..., other.is_used], b[..., other.is_used])
+                equal_up_to_rounding(
+                    _taken(a, other.source, -1)[..., other.is_used], b[..., other.is_used]
+                )
                 for a, b in pairs
             )
         scales = [s["scale"] for s in (site, after)]
-        return equal(one, two) and equal(*(torch.as_tensor(s).to(one) for s in scales))
+        return equal_up_to_rounding(one, two) and equal_up_to_rounding(
+            *(torch.as_tensor(s).to(one) for s in scales)
+        )
 
     def _on_others(self, values: Tensors) -> Any:
         """Run the model on reordered rows with given latent values, and return its trace."""
@@ -161,7 +170,7 @@ class Reruns:
             if site["type"] == "sample" and not site_is_subsample(site):
                 # Not a leaf, so that a program which writes into it does not fail.
                 value = values[name] * 1.0 if name in values else site["value"]
-                if of_rows(site):
+                if is_per_row(site):
                     value = _taken(value, other.source, -1 - site["fn"].event_dim)
                 site = {**site, "value": value}
             sites[name] = site
@@ -181,7 +190,7 @@ class Reruns:
         """Return a trace of the model on a batch, with latent values fixed to `latent_values`."""
         states = (with_rows(t, len(batch)) for t in (self.first_run.received, self.first_run.local))
         with default_type(batch.size.dtype), KeptPlates():
-            return recorded(self.first_run.method.model, (*states, batch), latent_values)
+            return trace_program(self.first_run.method.model, (*states, batch), latent_values)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
         """Replace the responses of selected rows by a different response from the data."""
@@ -210,19 +219,19 @@ class Reruns:
             why, cure = AGAIN
         else:
             rows = int(look.batch.mask.sum(1).min())
-            mixed = self._first_difference(narrowed(look.batch, rows), range(count))
+            mixed = self._first_difference(narrow_batch(look.batch, rows), range(count))
             why, cure = CLIENTS if mixed else PADDING
         raise Mixed(f"site {name!r} {why}; expected {cure}")
 
     @property
     def has_row_sites(self) -> bool:
         """Whether the guide has latent sites with one value per row."""
-        return any(of_rows(site) for _, site in latent(self.first_run.q))
+        return any(is_per_row(site) for _, site in latent(self.first_run.q))
 
     def _changes(self) -> bool:
         """Return whether running model and guide again, with the same noise, changes results."""
         look = self.first_run
-        with scrambled(look.batch.size.device):
+        with scramble_generators(look.batch.size.device):
             again = look.run(look.batch, look.received, look.local)
         return _first((look.q, look.p), again, lambda one, _: one) is not None
 
@@ -237,10 +246,12 @@ class Reruns:
         together = together or look.run(batch, look.received, look.local)
         for client in some:
             one = slice(client, client + 1)
-            client_batch = narrowed(batch.select_clients(one), int(batch.mask[client].sum()))
-            with scrambled(batch.size.device):
+            client_batch = narrow_batch(batch.select_clients(one), int(batch.mask[client].sum()))
+            with scramble_generators(batch.size.device):
                 alone = look.run(client_batch, cut(look.received, one), cut(look.local, one))
-            if site_name := _first(together, alone, partial(aligned, client=client, clients=count)):
+            if site_name := _first(
+                together, alone, partial(client_part, client=client, clients=count)
+            ):
                 return site_name
         return None
 
@@ -282,7 +293,7 @@ class Reruns:
                 continue
             with torch.no_grad():
                 two = _others(self._on_others({**moved, name: moved[name] * 0.99}), name)
-            if bool(two.isfinite().all()) and unlike(one.detach(), two):
+            if bool(two.isfinite().all()) and differs(one.detach(), two):
                 raise ValueError(
                     f"no gradient of the model reaches site {name!r}, though densities depend on "
                     f"it; expected {CURE}"
@@ -334,7 +345,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], extract: Any) -> s
                 return str(name)
             parts = [_parts(trace.nodes[name]) for trace in traces]
             for one, other in zip(*parts, strict=True):
-                if unlike(extract(one, other), other):
+                if differs(extract(one, other), other):
                     return str(name)
     return None
 

@@ -16,7 +16,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import elbo
-from pyrofl.inference.definition.prior_conversion import probed
+from pyrofl.inference.definition.prior_conversion import probe_prior
 from pyrofl.inference.definition.programs import (
     Guide,
     Likelihood,
@@ -125,7 +125,7 @@ class DropoutLayers:
         """Raise ValueError if the KL divergence from the prior has no closed form."""
         for n, shape in self.shapes.items():
             own = getattr(self.prior, "of", lambda _: self.prior)(n)
-            if own is not None and (prior := probed(own, n, shape)) is not None:
+            if own is not None and (prior := probe_prior(own, n, shape)) is not None:
                 one = torch.ones(1, 1, *shape, dtype=torch.float64)
                 divergence(n, normal_event(0 * one, one, len(shape)), prior)
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.acceleration.recording.code import Bind, RecordingInputs, compiled
+from pyrofl.inference.acceleration.recording.code import Bind, RecordingInputs, compile_operations
 from pyrofl.inference.acceleration.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.inference.definition.user_code import layers_held, users_code
 from pyrofl.nets import Network
@@ -365,7 +365,7 @@ class Recorder:
         recording.requested = requested
         try:
             if not recording.bind and not reason:
-                recording.bind, code = compiled(tape, inputs)
+                recording.bind, code = compile_operations(tape, inputs)
                 recording.code = self.kind, code
                 RECORDINGS.compiled[self.kind] = self.values
                 shorten(RECORDINGS.compiled)

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import importance_sampling
 from pyrofl.inference.posteriors.correction_outcomes import describe_heavy_estimates, report_outcome
-from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.export import smooth_weights
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.importance_sampling import (
     MAX_RELIABLE_K,
@@ -28,13 +28,18 @@ from pyrofl.inference.posteriors.importance_sampling import (
     WeightedDraws,
     Weights,
 )
-from pyrofl.inference.posteriors.proposals import Listed, ProposalMixture, ServerDraws, nearer
+from pyrofl.inference.posteriors.proposals import (
+    Listed,
+    ProposalMixture,
+    ServerDraws,
+    refit_proposal,
+)
 from pyrofl.inference.posteriors.tail_shapes import (
     ESTIMATES,
     _shape,
     difference,
     shapes,
-    weighted,
+    smooth_with_shape,
 )
 from pyrofl.tensors import seeded
 
@@ -124,17 +129,18 @@ def test_bounded_weights_have_no_heavy_tail():
     source = Generator().manual_seed(0)
     w = 1 + 0.3 * torch.rand(5000, generator=source, dtype=torch.float64)
     w[:100] = 3 * torch.rand(100, generator=source, dtype=torch.float64).clamp(min=0.6)
-    assert smoothed(w.log())[1] > MAX_RELIABLE_K
-    log_w, k = weighted(w.log())
+    assert smooth_weights(w.log())[1] > MAX_RELIABLE_K
+    log_w, k = smooth_with_shape(w.log())
     assert k < 0.3
-    assert torch.equal(log_w, smoothed(w.log())[0])
+    assert torch.equal(log_w, smooth_weights(w.log())[0])
 
 
 @pytest.mark.parametrize("k", [0.8, 0.9, 1.2])
 def test_the_bound_does_not_hide_heavy_tails(k):
     uniform = torch.rand(200, 5000, generator=Generator().manual_seed(0), dtype=torch.float64)
     hidden = [
-        smoothed(log_w)[1] > MAX_RELIABLE_K >= weighted(log_w)[1] for log_w in -k * uniform.log()
+        smooth_weights(log_w)[1] > MAX_RELIABLE_K >= smooth_with_shape(log_w)[1]
+        for log_w in -k * uniform.log()
     ]
     assert np.mean(hidden) <= 0.05
 
@@ -242,6 +248,6 @@ def test_a_list_is_selected_evenly():
 
 def test_a_t_distribution_is_moved_toward_weighted_draws():
     noise = torch.randn(5000, 2, generator=Generator().manual_seed(0), dtype=torch.float64)
-    log_w, _ = smoothed(noise[:, 0] * 0.5)
-    near = nearer(None, noise, log_w.exp())
+    log_w, _ = smooth_weights(noise[:, 0] * 0.5)
+    near = refit_proposal(None, noise, log_w.exp())
     assert near.loc.tolist() == pytest.approx([0.5, 0.0], abs=0.1)

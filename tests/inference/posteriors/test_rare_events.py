@@ -141,7 +141,7 @@ def test_draws_without_any_usable_weights_are_no_converged_run(run, monkeypatch)
     def fail(*arguments):
         raise torch.linalg.LinAlgError
 
-    monkeypatch.setattr(importance_sampling, "nearer", fail)
+    monkeypatch.setattr(importance_sampling, "refit_proposal", fail)
     with pytest.warns(UserWarning, match="draws are not corrected: the weighted draws do not vary"):
         run.to_arviz(100, progress=False)
     assert str(run.status).startswith("not converged: draws cannot be corrected, as the weighted")

@@ -20,7 +20,7 @@ import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.hmc import NUM_CHAINS, hmc, r_hat
@@ -265,7 +265,7 @@ def test_the_error_of_moments_is_that_of_their_draws():
     data = ragged()
     method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
     server = method.init(generator("init"), len(SIZES))
-    (moments,) = [m for _, m in of_kind(method.metadata.tensors, Moments)]
+    (moments,) = [m for _, m in metadata_of_class(method.metadata.tensors, Moments)]
     draws = server["server/draws"]
     stuck = draws[:NUM_CHAINS].repeat(len(draws) // NUM_CHAINS, 1)
     for u, count in ((draws, len(draws)), (stuck, NUM_CHAINS)):

@@ -73,7 +73,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
             AcceleratedStep.written,
             Tape.__enter__,
             Tape.replay_seconds,
-            recorder.compiled,
+            recorder.compile_operations,
         )
 
         def written(self: AcceleratedStep, *given: Any) -> None:
@@ -112,7 +112,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
             return bound, code
 
         monkeypatch.setattr(recorder, "clock", clock)
-        monkeypatch.setattr(recorder, "compiled", generated)
+        monkeypatch.setattr(recorder, "compile_operations", generated)
         monkeypatch.setattr(AcceleratedStep, "written", written)
         monkeypatch.setattr(Tape, "__enter__", entered)
         monkeypatch.setattr(Tape, "replay_seconds", repeated)
