@@ -26,7 +26,7 @@ LOCAL = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "pyrofl", "flower", *words]
+    return [sys.executable, "-m", "pyrofl", "study", *words]
 
 
 STARTED: list[subprocess.Popen[bytes]] = []

@@ -17,7 +17,8 @@ import torch
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.files import checkpoint_file
-from pyrofl.flower.project import Project
+from pyrofl.files.yaml_files import read_yaml
+from pyrofl.flower.project import STUDY_FILE, Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import reply_or_refuse
 from pyrofl.flower.template import new
@@ -31,25 +32,31 @@ from pyrofl.tensors import role
 NAMES = ("hospital_1", "hospital_2", "hospital_3")
 
 
+USUAL = {
+    "methods": ["pfedvem"],
+    "features": ["age", "dose", "pressure"],
+    "target": "recovered",
+    "classes": ["no", "yes"],
+    "net": "softmax",
+    "dtype": "float64",
+    "rounds": 2,
+}
+
+
 def project(folder: Path, **changes: object) -> Project:
-    """Write a project with settings of its own, and read it."""
+    """Write a study of networks with settings of its own, and read it."""
     new(folder)
-    return changed(folder, **({"dtype": "float64", "rounds": 2} | changes))
+    return written(folder, USUAL | changes)
 
 
 def changed(folder: Path, **changes: object) -> Project:
-    """Replace lines of a project's settings, or add them."""
-    file = folder / "pyproject.toml"
-    lines = file.read_text().splitlines()
-    for name, value in changes.items():
-        key, told = (
-            name.replace("_", "-"),
-            json.dumps(value) if isinstance(value, str | bool) else str(value),
-        )
-        told = str(list(value)) if isinstance(value, tuple) else told
-        lines = [line for line in lines if not line.startswith(f"{key} =")]
-        lines.insert(lines.index("[tool.pyrofl]") + 1, f"{key} = {told}")
-    file.write_text("\n".join(lines) + "\n")
+    """Replace entries of a study file, or add them."""
+    return written(folder, read_yaml(folder / STUDY_FILE, yes_is_word=True) | changes)
+
+
+def written(folder: Path, entries: Mapping[str, object]) -> Project:
+    """Write a study file, as JSON, which is YAML, and read it."""
+    (folder / STUDY_FILE).write_text(json.dumps(entries, indent=1))
     return Project.read(folder)
 
 
@@ -140,7 +147,7 @@ def wire(made: Project, states: Path, **options: Any) -> Wire:
 def site(made: Project, states: Path, name: str, **options: Any) -> dict[str, Any]:
     """Return what a site is called with."""
     data = made.folder / f"sites/{name}.csv"
-    usual = {"name": name, "project": str(made.folder), "data": str(data)}
+    usual = {"name": name, "project": str(made.file), "data": str(data)}
     return usual | {"state": str(states / name), "rules": lenient(states)} | options
 
 

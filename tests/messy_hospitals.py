@@ -1,12 +1,10 @@
 """Three hospitals with messy tables: lone levels, missing values, integers and floats, few rows."""
 
-import json
-
 import numpy as np
 import pandas as pd
+from hospitals import written
 
 from pyrofl import RegressionClient, RegressionServer, federations
-from pyrofl.flower.project import Project
 from pyrofl.flower.template import new
 
 SIZES = {"bern": 40, "basel": 25, "chur": 3}
@@ -76,10 +74,4 @@ def study(folder, formula, frames=None, **entries):
         path.unlink()
     for name, frame in (frames or hospitals()).items():
         frame.to_csv(folder / f"sites/{name}.csv", index=False)
-    settings = (folder / "pyproject.toml").read_text()
-    begin, end = settings.index("methods = "), settings.index("# What Flower needs")
-    lines = [f"{n} = {json.dumps(v)}" for n, v in {"formula": formula, **entries}.items()]
-    (folder / "pyproject.toml").write_text(
-        settings[:begin] + "\n".join(lines) + "\n\n" + settings[end:]
-    )
-    return Project.read(folder)
+    return written(folder, {"formula": formula, **entries})

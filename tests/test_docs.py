@@ -35,11 +35,13 @@ from pyrofl.cli.parser import parser
 from pyrofl.experiments.methods import builds
 from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.project import Project
-from pyrofl.flower.rows import rows_of
+from pyrofl.flower.tables import read_site_tables
 from pyrofl.flower.template import new
 from pyrofl.inference import hmc as sampler
 from pyrofl.inference.posteriors import corrected, importance_sampling
+from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models import pvi
+from pyrofl.nouns import use
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
@@ -110,8 +112,9 @@ def test_the_page_of_sites_has_the_commands_and_the_table_that_there_are(tmp_pat
     for words in commands:
         parser().parse_args(shlex.split(words))
     project = Project.read(new(tmp_path / "study"))
-    rows = rows_of(project, str(tmp_path / "study/sites/hospital_2.csv"), "hospital_2")
-    assert leaving(project, rows) in text
+    rows = read_site_tables(project, str(tmp_path / "study/sites/hospital_2.csv"), "hospital_2")
+    with use(project.nouns):
+        assert leaving(project, rows, rules=SiteRules()) in text
 
 
 def test_noise_and_secure_sums_are_as_the_page_says():
@@ -124,12 +127,12 @@ def test_noise_and_secure_sums_are_as_the_page_says():
 @pytest.fixture
 def few(monkeypatch):
     """Shorten importance sampling and the chains of likelihood factors."""
-    monkeypatch.setattr(corrected, "MIN_SHARED_DRAWS", 40)
-    monkeypatch.setattr(importance_sampling, "PILOT_DRAWS_PER_ENTRY", 10)
-    monkeypatch.setattr(importance_sampling, "MAX_TRIED", 40)
+    monkeypatch.setattr(corrected, "TRIED", 40)
+    monkeypatch.setattr(importance_sampling, "PILOT", 10)
+    monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
     for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
-    monkeypatch.setattr(pvi, "DEFAULT_NUM_PARTICLES", 2)
+    monkeypatch.setattr(pvi, "USUAL", 2)
 
 
 @pytest.mark.usefixtures("few")

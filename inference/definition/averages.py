@@ -95,29 +95,23 @@ def get_rule(rule: str | Combine) -> Combine:
             case "mean", []:
                 return mean
             case "median", []:
-                return ignoring_zero_weights(median)
+                return counted(median)
             case "trimmed", [share] if 0 <= share < 0.5:
-                return ignoring_zero_weights(
-                    lambda message, weight, _: trimmed(message, weight, share)
-                )
+                return counted(lambda message, weight, _: trimmed(message, weight, share))
             case "clip", [norm] if norm > 0:
-                return ignoring_zero_weights(
-                    lambda message, weight, old: clipped(message, weight, old, norm)
-                )
+                return counted(lambda message, weight, old: clipped(message, weight, old, norm))
         match name, [int(word) for word in words]:
             case "krum", [bad] if bad >= 0:
-                return ignoring_zero_weights(lambda message, weight, _: krum(message, weight, bad))
+                return counted(lambda message, weight, _: krum(message, weight, bad))
             case "krum", [bad, best] if bad >= 0 and best >= 1:
-                return ignoring_zero_weights(
-                    lambda message, weight, _: krum(message, weight, bad, best)
-                )
+                return counted(lambda message, weight, _: krum(message, weight, bad, best))
     raise ValueError(
         f"aggregation is {rule!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
         "krum:BAD:BEST or clip:NORM"
     )
 
 
-def ignoring_zero_weights(rule: Combine) -> Combine:
+def counted(rule: Combine) -> Combine:
     """Wrap an aggregation rule so that it ignores messages with weight 0."""
 
     def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:

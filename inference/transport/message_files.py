@@ -17,12 +17,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pyrofl.data.tables.wording import refuse_no_file
 from pyrofl.files.run_folder import write_json
 from pyrofl.inference.transport.message_checks import MAX_QUOTED_CHARACTERS, one_line
 from pyrofl.inference.transport.records import Records, deserialize, serialize
@@ -153,6 +155,7 @@ def _ecdsa(path: str | Path, load: Any, kind: str) -> Any:
     is_private = kind == "PrivateKey"
     name = "private key, without password," if is_private else "public key NAME.pub"
     expected = f'expected the {name} of `ssh-keygen -t ecdsa -b 384 -N "" -f NAME`'
+    refuse_no_file(str(path))
     try:
         with open(path, "rb") as file:
             key = load(file.read(MAX_KEY_BYTES))
@@ -183,9 +186,10 @@ def _algorithm() -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the entries of a file; raise ValueError if it is no message."""
-    if path.exists() and not path.is_file():
+    exists = os.path.exists(path)
+    if exists and not path.is_file():
         raise ValueError(f"{path} is no file; expected a message")
-    if path.exists() and (size := path.stat().st_size) > MAX_FILE_BYTES:
+    if exists and (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise ValueError(f"{path} has {size:,} bytes; expected at most {MAX_FILE_BYTES:,}")
     try:
         body = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -202,7 +206,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has version {shown}; expected {VERSION}: use one pyrofl")
     is_valid = is_message and type(body["number"]) is int
     if not is_valid or not all(isinstance(body[n], str) for n in TEXTS):
-        raise ValueError(f"{path} is no message; expected a file of `pyrofl flower`")
+        raise ValueError(f"{path} is no message; expected a file of `pyrofl study`")
     entries: dict[str, Any] = body
     return entries
 

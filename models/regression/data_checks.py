@@ -17,6 +17,7 @@ from pyrofl.models.regression.design import Design, refuse_tiny
 from pyrofl.models.regression.priors import design_moments, predictor_of, term_of
 from pyrofl.models.regression.rows import total
 from pyrofl.models.regression.warning_reports import column_spread, gather_reports
+from pyrofl.nouns import nouns
 from pyrofl.user_warnings import warn_user
 
 # Standard deviations between 0 and the mean of a column with effects of groups.
@@ -58,11 +59,12 @@ def _lonely_levels(design: Design) -> list[str]:
         if name == design.client or name in {n for one in design.groups for n in one.group.factors}:
             continue
         seen = [set(one) for one in owners[name].values()]
-        lonely = [str(v) for v in levels if sum(v in one for one in seen) == 1]
+        lonely = [str(v) for v in levels if sum(v in each for each in seen) == 1]
+        one = nouns().client
         if lonely and len(seen) > 1:
             warnings_found.append(
-                f"only one client has level {listed(lonely)} of {name}: that client learns its "
-                "coefficient alone, and the coefficient reveals that client"
+                f"only one {one} has level {listed(lonely)} of {name}: that {one} learns its "
+                f"coefficient alone, and the coefficient reveals that {one}"
             )
     return warnings_found
 

@@ -61,7 +61,7 @@ from pyrofl.starting import end_loading
 EXAMPLES = {
     "list": "pyrofl list\npyrofl list methods",
     "explain": "pyrofl explain pfedvem",
-    "run": "pyrofl run pfedvem --test same_classes --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
+    "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
     "pyrofl run fedavg --data csv:heart.csv --target sick --client-column site --missing impute",
     "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
     "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",
@@ -211,9 +211,7 @@ WAITING: tuple[CommandOption, ...] = (  # for sites
         "--timeout S", POSITIVE, "Seconds to wait for sites and for their replies.", 600.0
     ),
     CommandOption(
-        "--out DIR",
-        PATH,
-        "Output directory; a run that exists there is resumed (default: DIR/run).",
+        "--out DIR", PATH, "Output directory; a run that exists there is resumed (default: run)."
     ),
     CommandOption("--quiet", FLAG, "Print the result tables only.", False),
 )
@@ -229,7 +227,7 @@ SITE: tuple[CommandOption, ...] = (  # of a site
     CommandOption("--data FILE.csv", REQUIRED, "Rows of the site."),
     CommandOption("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
     CommandOption("--state DIR", REQUIRED, "Directory for client states and the log."),
-    CommandOption("--project DIR", PATH, "The site's copy of the project folder.", "."),
+    CommandOption("--study FILE.yaml", PATH, "The site's copy of the study file.", "study.yaml"),
     RULES,
     CommandOption("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
     CommandOption(
@@ -242,22 +240,43 @@ SITE: tuple[CommandOption, ...] = (  # of a site
 )
 KEY = CommandOption("--key FILE", PATH, "Private key of the site's node.")
 SHOW = CommandOption("--show", FLAG, "Print what would be sent, and exit.", False)
-FOLDER = CommandOption("folder DIR", PATH, "Project folder.")
-FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
-    "new": ("write a project folder with example data", (FOLDER,)),
-    "up": (
-        "simulate a project on this machine; each file in DIR/sites has the rows of one site",
+STUDY = CommandOption("study FILE.yaml", PATH, "Study file, or a folder with study.yaml.")
+STUDIES: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
+    "new": (
+        "write a study file and example data",
+        (CommandOption("folder DIR", PATH, "Folder of the study."),),
+    ),
+    "check": (
+        "list all problems of sites' tables before a study, also by its data dictionary",
         (
-            FOLDER,
+            STUDY,
+            CommandOption("files PATH", PATH | {"nargs": "+"}, "CSV files, or folders of them."),
+        ),
+    ),
+    "run": (
+        "run a study in one process; each file of a folder has the rows of one site",
+        (
+            STUDY,
+            CommandOption(
+                "--data DIR", PATH, "Folder with a CSV file for each site (default: sites)."
+            ),
+            RULES,
+            *WAITING[2:],
+        ),
+    ),
+    "up": (
+        "simulate a study on this machine by Flower; each file in sites has the rows of one site",
+        (
+            STUDY,
             CommandOption("--sites N", COUNT, "Number of sites to simulate: the first N files.", 3),
             RULES,
             *WAITING,
         ),
     ),
     "serve": (
-        "run the server of a project whose sites are on other machines",
+        "run the server of a study whose sites are on other machines",
         (
-            FOLDER,
+            STUDY,
             CommandOption(
                 "--sites N", COUNT, "Number of sites that must be connected before round one.", 3
             ),
@@ -283,9 +302,9 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
         ),
     ),
     "exchange": (
-        "run the server of a project by files, without network; repeat it after each reply",
+        "run the server of a study by files, without network; repeat it after each reply",
         (
-            FOLDER,
+            STUDY,
             CommandOption(
                 "--nodes DIR", REQUIRED, "Directory with public keys of sites, NAME.pub."
             ),
@@ -321,7 +340,7 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
     "rehearse": (
         "attack a site's own messages in a study with a formula; nothing is sent",
         (
-            FOLDER,
+            STUDY,
             CommandOption("--data FILE.csv", REQUIRED, "Rows of the site."),
             CommandOption("--name NAME", TEXT, "Name of the site.", "site"),
             RULES,
@@ -337,7 +356,7 @@ FLOWER: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
                 "Rows to predict, with the feature columns of training.",
             ),
             CommandOption("--out FILE.csv", REQUIRED, "Output file with one line per row."),
-            CommandOption("--method NAME", TEXT, "Method; needed if the project has several."),
+            CommandOption("--method NAME", TEXT, "Method; needed if the study has several."),
             CommandOption(
                 "--client NAME",
                 TEXT,
@@ -444,10 +463,11 @@ def parser() -> ArgumentParser:
     for name, (about, do, rows) in COMMANDS.items():
         epilog = "examples:\n  " + EXAMPLES[name].replace("\n", "\n  ")
         describe(add(name, help=about, **what | {"description": None, "epilog": epilog}), do, rows)
-    sites = add("flower", help="run a federation on separate machines (sites) with Flower")
+    sites = add("study", help="run a study whose rows stay at sites: by Flower, files or here")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
-    for name, (about, rows) in FLOWER.items():
-        module = "commands" if name in ("new", "up", "serve", "join") else name
+    for name, (about, rows) in STUDIES.items():
+        module = {"check": "table_check", "run": "one_process"}.get(name, name)
+        module = "commands" if name in ("new", "up", "serve", "join") else module
         describe(add(name, help=about), load(f"flower.{module}:{name}"), rows)
     return top
 

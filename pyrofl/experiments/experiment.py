@@ -7,7 +7,6 @@ holds under "experiment", and what must be equal when a run is resumed.
 from __future__ import annotations
 
 import json
-import pathlib
 import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -41,8 +40,8 @@ SECTIONS = {
     "seeds": "Seeds and tuning",
 }
 """First field -> heading in the help of it and those that follow."""
-NUM_EVALUATIONS = 20  # of a run, without --eval-every
-NUM_TRIALS = 9  # settings of every method, without --trials
+EVALUATIONS = 20  # of a run, without --eval-every
+TRIALS = 9  # settings of every method, without --trials
 MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --arviz-groups
 UNTOLD = (
     *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "trials"),
@@ -177,7 +176,7 @@ class Experiment:
     on_bad_message: OnBadMessage = free(
         None, "What to do with an invalid client message: reject it, or raise an error.", "reject"
     )
-    discard_messages: bool = option(
+    fold_messages: bool = option(
         None,
         "Aggregate each message when it arrives, to save memory; for methods whose server computes "
         "means.",
@@ -232,8 +231,8 @@ class Experiment:
     tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
     trials: Few | None = free(
         "N",
-        f"Number of combinations of settings to try for each method (default: {NUM_TRIALS} of "
-        "those that the method proposes; all combinations if pyrofl tune has --over).",
+        f"Number of combinations of settings to try for each method (default: {TRIALS} of those "
+        f"that the method proposes; all combinations if pyrofl tune has --over).",
     )
     metric: Metric | None = free(
         None,
@@ -290,7 +289,7 @@ class Experiment:
 
 def default_interval(rounds: int) -> int:
     """Return the default number of rounds between evaluations."""
-    return max(1, rounds // NUM_EVALUATIONS)
+    return max(1, rounds // EVALUATIONS)
 
 
 @cache
@@ -343,28 +342,12 @@ def as_text(value: Any) -> str:
 
 def read_config(path: str) -> dict[str, Any]:
     """Read settings from a YAML file, or from the run.json of a run: field name -> value."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Loader that refuses a key that a mapping has twice; YAML takes the last."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-            for key, (at, _) in zip(keys, node.value, strict=True):
-                if keys.count(key) > 1:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"{key!r} is given more than once; expected one value",
-                        problem_mark=at.start_mark,
-                    )
-            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-            return mapping
+    from pyrofl.files.yaml_files import read_yaml
 
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        mapping = yaml.load(text, Loader)  # JSON is YAML
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"--config {path} cannot be read: {reason}") from error
+        mapping = read_yaml(path)  # JSON is YAML
+    except ValueError as error:
+        raise ValueError(f"--config {error}") from error
     if isinstance(mapping, dict) and isinstance(mapping.get("experiment"), dict):
         mapping = mapping["experiment"]
     if not isinstance(mapping, dict):

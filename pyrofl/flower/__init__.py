@@ -1,12 +1,12 @@
 """Deployment with Flower: a server and sites (data holders) on separate machines.
 
-    pyrofl flower new DIR                        a project folder, which server and sites have
-    pyrofl flower up DIR --sites 3               everything on this machine, to try it
-    pyrofl flower serve DIR --host 0.0.0.0 ...   at the server
-    pyrofl flower join HOST:PORT --data ...      at every site
-    pyrofl flower exchange DIR --nodes ...       at the server, by files instead of a network
-    pyrofl flower answer REQUEST --data ...      at a site, which answers a file
-    pyrofl flower predict STATE --rows ...       at a site, from the state that its clients keep
+    pyrofl study new DIR                        a project folder, which server and sites have
+    pyrofl study up DIR --sites 3               everything on this machine, to try it
+    pyrofl study serve DIR --host 0.0.0.0 ...   at the server
+    pyrofl study join HOST:PORT --data ...      at every site
+    pyrofl study exchange DIR --nodes ...       at the server, by files instead of a network
+    pyrofl study answer REQUEST --data ...      at a site, which answers a file
+    pyrofl study predict STATE --rows ...       at a site, from the state that its clients keep
 
 Flower carries the messages; their content is that of `pyrofl.Server` and `pyrofl.Client`. Sites are
 identified by name and never by Flower's number of a node, which changes when the node restarts.

@@ -1,4 +1,4 @@
-"""The command `pyrofl flower answer`: the reply of a site to a request in a file."""
+"""The command `pyrofl study answer`: the reply of a site to a request in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import prepare, write_json
 from pyrofl.flower.commands import site_settings
 from pyrofl.flower.file_transport import SERVER, file_name, read_own_json
-from pyrofl.flower.project import Project
+from pyrofl.flower.project import Project, of_study
 from pyrofl.flower.site import (
     DRAWS_REQUEST,
     EVALUATION_REQUEST,
@@ -37,10 +37,11 @@ from pyrofl.inference.transport.message_files import (
     write_message,
 )
 from pyrofl.inference.transport.records import Records
+from pyrofl.nouns import nouns
 
 ANSWERED_FILE = "answered.json"  # study, rows and last request that a site has answered
 ASKS = {
-    GREETING: "names of clients and their numbers of training rows",
+    GREETING: "names of {clients} and their numbers of training rows",
     SUMMARY_REQUEST: "summaries of the columns of the formula",
     EVALUATION_REQUEST: "scores of the models of the last round",
     TRAINING_REQUEST: "the update of round {round}",
@@ -50,6 +51,7 @@ ASKS = {
 }
 
 
+@of_study
 def answer(args: Namespace) -> None:
     """Print what a request asks for and what would leave; after consent, write the reply."""
     from pyrofl.flower.disclosure import leaving
@@ -91,7 +93,8 @@ def answer(args: Namespace) -> None:
         write_json(state / ANSWERED_FILE, about)
     if STUDY_COMPLETE in request.records:
         show(
-            f"the study is complete; no reply is needed, and {state} holds the results of the site"
+            f"the study is complete; no reply is needed, and {state} holds the results of the "
+            f"{nouns().site}"
         )
     else:
         show(f"{path} is the reply; send it to the server")
@@ -113,7 +116,8 @@ def asked(request: Message) -> str:
     lines = [f"Request {request.number} of study {request.study} asks for:"]
     for what, flat in sorted(request.records.items()):
         kind, *of = what.split("/")
-        text = ASKS.get(kind, "what this version does not know").format(**{"round": "?"} | flat)
+        facts = {"round": "?"} | flat | {"clients": nouns().client.many}
+        text = ASKS.get(kind, "what this version does not know").format(**facts)
         lines.append(f"{f'{of[0]}: ' if of else ''}{text}")
     return "\n".join(dict.fromkeys(lines))
 
@@ -192,7 +196,7 @@ def refuse_other_study(
         )
     if before["project"] != now["project"] and GREETING not in request.records:
         raise ValueError(
-            f"{project.folder} has changed since request {last[0]}; expected the project of the "
+            f"{project.file} has changed since request {last[0]}; expected the study file of the "
             "server, which compares a change by a request of its own"
         )
     return now

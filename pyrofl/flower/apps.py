@@ -22,9 +22,11 @@ from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project
 from pyrofl.flower.registry import NODES_FILE
+from pyrofl.flower.results import ResultStore
 from pyrofl.flower.site import reply_or_refuse
 from pyrofl.inference.transport.message_checks import one_line
 from pyrofl.inference.transport.records import Records, deserialize, serialize
+from pyrofl.nouns import use
 
 REPLY_CHECK_INTERVAL = 0.25  # seconds between two looks for replies
 MESSAGE_LIFETIME = 60.0  # seconds after which a message without a reply expires
@@ -148,7 +150,7 @@ def server_app() -> Any:
         Thread(target=_end_as_orphan, args=(os.getppid(),), daemon=True).start()
         config = context.run_config
         project, sites = str(config["project"]), int(config["sites"])
-        out = Path(str(config["out"]) or f"{project}/run")
+        out = Path(str(config["out"]) or Path(project).with_name("run"))
         out.mkdir(parents=True, exist_ok=True)
         end = Path(str(config["end"]) or out / "end.json")
         how = sites, int(config["least"]) or sites, float(config["timeout"])
@@ -179,8 +181,9 @@ def run_study(
 ) -> dict[str, Any]:
     """Run all rounds of a study; return the exit code, error message and result tables."""
     try:
-        stores = coordinate(Project.read(folder), out, transport, settings, say)
-        lacking = [problem for store in stores.values() for problem in store.finish()]
+        project = Project.read(folder)
+        with use(project.nouns):
+            return _results_of(coordinate(project, out, transport, settings, say))
     except Stopped as stop:
         return {"code": stop.code, "error": str(stop), "tables": []}
     except Exception as error:
@@ -188,6 +191,11 @@ def run_study(
         if code == FAILED:
             say(traceback.format_exc())
         return {"code": code, "error": what(error), "tables": []}
+
+
+def _results_of(stores: Mapping[str, ResultStore]) -> dict[str, Any]:
+    """Write the last results of all methods; return exit code, error message and tables."""
+    lacking = [problem for store in stores.values() for problem in store.finish()]
     lost = [f"{name} {problem}" for name, store in stores.items() if (problem := store.problem)]
     code = UNLEARNED if lost else FAILED if lacking else 0
     tables = [store.table() for store in stores.values()]

@@ -1,4 +1,4 @@
-"""Commands `pyrofl flower new`, `up`, `serve` and `join`."""
+"""Commands `pyrofl study new`, `up`, `serve` and `join`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ from pyrofl.flower.processes import (
     wait_for_port,
     words_of,
 )
-from pyrofl.flower.project import Project
+from pyrofl.flower.project import STUDY_FILE, Project, of_study
 from pyrofl.flower.registry import NODES_FILE
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
-from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE
-from pyrofl.flower.table_check import check_table
+from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE, site_log
+from pyrofl.flower.table_check import check_tables
 from pyrofl.flower.tables import read_site_tables, regression_arguments
+from pyrofl.flower.template import new as write_study
+from pyrofl.flower.template import write_app
 from pyrofl.inference.transport.site_rules import SiteRules
 from pyrofl.models.regression.remote import RegressionServer
+from pyrofl.nouns import nouns
 
 LOG_FILE, FLOWER_FOLDER, SITES_FOLDER = "server.log", "flower", "sites"
 KEYS_FILE = "keys.json"  # public key -> node
@@ -55,22 +58,22 @@ RUN_CHECK_INTERVAL = 30.0  # seconds between two questions whether the run still
 
 
 def new(args: Namespace) -> None:
-    """Create the project folder of a Flower study, with example settings and simulated data."""
-    from pyrofl.flower.template import new as write
-
-    path = write(args.folder)
-    show(f"{path} holds a project: pyproject.toml has its settings, sites/ simulated rows")
-    show(f"try it with: pyrofl flower up {path} --sites 3")
+    """Create the folder of a study, with example settings and simulated data."""
+    path = write_study(args.folder)
+    show(f"{path} holds a study: {STUDY_FILE} has its settings, sites/ simulated rows")
+    show(f"try it with: pyrofl study run {path}")
 
 
+@of_study
 def up(args: Namespace) -> None:
-    """Run a Flower study on this machine: a server, and a node for each file in sites/."""
+    """Run a study by Flower on this machine: a server, and a node for each file in sites/."""
     refuse_too_few(args)
-    project = Project.read(args.folder)
+    project: Project = args.project
     files = sorted((project.folder / "sites").glob("*.csv"))
     if len(files) < args.sites:
         message = f"{project.folder / 'sites'} holds {len(files)} CSV files"
         raise ValueError(f"{message}; expected one for each of --sites {args.sites}")
+    check_tables(project, list(map(str, files[: args.sites])))
     check(project, args.sites)
     for file in files[: args.sites]:
         rows = read(project, str(file), file.stem)
@@ -82,17 +85,18 @@ def up(args: Namespace) -> None:
         connect(group.home, f"{LOOPBACK}:{port}")
         for file in files[: args.sites]:
             data, state = str(file.absolute()), str(out / SITES_FOLDER / file.stem)
-            node = {"name": file.stem, "project": str(project.folder.absolute())}
+            node = {"name": file.stem, "project": str(project.file.absolute())}
             node |= {"data": data, "state": state} | rules_of(args.rules)
             start_node(group, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
-        ended = run(args, group, project, out)
+        ended = submit(args, group, project, out)
     finish(args, out, ended)
 
 
+@of_study
 def serve(args: Namespace) -> None:
-    """Run the server of a Flower study, to which sites on other machines connect."""
+    """Run the server of a study by Flower, to which sites on other machines connect."""
     refuse_too_few(args)
-    project = Project.read(args.folder)
+    project: Project = args.project
     folder = args.nodes if args.nodes and os.path.isdir(args.nodes) else None
     keys = sorted(Path(folder).glob("*.pub")) if folder else []
     files = {"--cert": args.cert, "--cert-key": args.cert_key, "--ca": args.ca}
@@ -107,15 +111,15 @@ def serve(args: Namespace) -> None:
         serve_on(group, args.host, args.port, [*safe, *kept_by(group)])
         connect(group.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
         register(group, keys)
-        tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
-        ended = run(args, group, project, out)
+        tell(f"listening on {args.host}:{args.port} for {nouns().site.count(args.sites)}\n")
+        ended = submit(args, group, project, out)
     finish(args, out, ended)
 
 
 def check(project: Project, sites: int) -> None:
     """Build the methods of a study; raise ValueError if they cannot be built."""
     if project.formula:
-        names = [f"site {number}" for number in range(sites)]
+        names = [f"{nouns().site} {number}" for number in range(sites)]
         RegressionServer(project.formula, names, **regression_arguments(project))
     else:
         project.build(sites, server=True)
@@ -166,7 +170,9 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
                 f"certificate listens on {LOOPBACK} alone)"
             )
     if not keys:
-        raise ValueError("--nodes has no NAME.pub; expected the public key of each site's node")
+        raise ValueError(
+            f"--nodes has no NAME.pub; expected the public key of each {nouns().site}'s node"
+        )
     words = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
     pairs = zip(words, map(str, files.values()), strict=True)
     return [*(word for pair in pairs for word in pair), "--enable-supernode-auth"]
@@ -191,6 +197,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
     run_folder.write_json(group.home / NODES_FILE, whose)
 
 
+@of_study
 def join(args: Namespace) -> None:
     """Print which data will leave the site; then participate in the study until it has ended."""
     from pyrofl.flower.disclosure import leaving
@@ -224,7 +231,10 @@ def join(args: Namespace) -> None:
             if not tries:
                 raise Stopped(why, console.REFUSED if LOCKED_OUT in why else FAILED)
             if why != before:
-                tell(f"{why}; trying again for {tries * RECONNECT_PAUSE:g} s\n")
+                text = f"{why}; trying again for {tries * RECONNECT_PAUSE:g} s"
+                tell(f"{text}\n")
+                with site_log(state) as site_file:
+                    site_file.info("not in: %s", text)
             before = why
             time.sleep(RECONNECT_PAUSE)
 
@@ -233,11 +243,11 @@ def site_settings(
     args: Namespace,
 ) -> tuple[dict[str, Any], Project, Federation | Tables, SiteRules]:
     """Return the arguments of `Site`, the project, the rows, and the rules, which permit these."""
-    project = Project.read(args.project)
-    check_table(project, args.data)
+    project: Project = args.project
+    check_tables(project, [args.data])
     rows = read(project, args.data, args.name)
     rules = checked_rules(args.rules, project, args.name, rows)
-    site: dict[str, Any] = {"name": args.name, "project": str(Path(args.project).absolute())}
+    site: dict[str, Any] = {"name": args.name, "project": str(project.file.absolute())}
     site |= {"data": str(Path(args.data).absolute()), "state": str(Path(args.state).absolute())}
     site |= {"rejoin": args.rejoin} | rules_of(args.rules)
     site |= {"min_scored_rows": None if args.no_scores else args.min_scored_rows}
@@ -266,7 +276,7 @@ def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
     return (
         f"{args.server} {LOCKED_OUT} {args.key}: it does not know the key, or a node with it is "
         f"there (for a minute after one is killed); expected the public key in --nodes of "
-        "`pyrofl flower serve`, and one node with it"
+        "`pyrofl study serve`, and one node with it"
     )
 
 
@@ -302,15 +312,15 @@ def start_node(
     return group.start(f"node-{name}", words)
 
 
-def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
+def submit(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
     """Submit a run to Flower and print the server's log; return exit code, error and tables."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG_FILE).stat().st_size if (out / LOG_FILE).exists() else 0
-    settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": args.sites}
+    settings = {"project": str(project.file.absolute()), "out": str(out), "sites": args.sites}
     settings |= {"least": args.min_sites or args.sites, "timeout": float(args.timeout)}
     settings |= {"end": str(end)}
-    words = ["flwr", "run", str(project.folder), CONNECTION, "--format", "json"]
-    response = json.loads(group.ask(*words, "--run-config", words_of(settings)))
+    command = ["flwr", "run", str(write_app(group.home / "app")), CONNECTION, "--format", "json"]
+    response = json.loads(group.ask(*command, "--run-config", words_of(settings)))
     if "run-id" not in response:
         raise Stopped(f"the run was not taken: {response}", FAILED)
     number = str(response["run-id"])

@@ -29,6 +29,7 @@ from pyrofl.flower.site import (
     LIKELIHOOD_REPLY,
     LIKELIHOOD_REQUEST,
     LOST_STATE,
+    NOTICE,
     REFUSAL,
     REGRESSION_PLAN,
     STUDY_COMPLETE,
@@ -43,6 +44,7 @@ from pyrofl.inference.transport.correction import configure_draws, reporter
 from pyrofl.inference.transport.message_checks import Flat, one_line, own_client_names
 from pyrofl.inference.transport.records import Records
 from pyrofl.models.regression.remote import RegressionServer
+from pyrofl.nouns import nouns
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
@@ -61,6 +63,7 @@ class ServerSettings:
     least: int  # smallest number of sites of a round; one with fewer replies is repeated
     timeout: float  # seconds that a round waits for replies, and the server for sites
     whose: Mapping[int, str] | None = None  # as of `Registry`
+    by_files: bool = False  # replies come at any time, and the command is repeated for them
 
 
 def coordinate(
@@ -79,6 +82,7 @@ def coordinate(
         if dead := held.enter_context(lock_folder(out)):
             print_line(f"{dead}; taking it over")
         register = Registry(project, transport, print_line, whose=settings.whose)
+        register.announces = not (settings.by_files and (out / ROSTER_FILE).exists())
         sites = _roster(out / ROSTER_FILE, register, settings)
         regression = None
         if project.formula:
@@ -104,8 +108,8 @@ def _roster(path: Path, register: Registry, settings: ServerSettings) -> Sites:
         roster = json.loads(path.read_text(encoding="utf-8"))
         if len(roster) != settings.sites:
             raise ValueError(
-                f"{path.parent} holds a run of {len(roster)} sites ({', '.join(roster)}); expected "
-                f"{len(roster)} sites, or another --out"
+                f"{path.parent} holds a run of {nouns().site.count(len(roster))} "
+                f"({', '.join(roster)}); expected these, or another --out"
             )
     else:
         wait(register, settings.sites, settings.timeout)
@@ -127,8 +131,9 @@ def wait(register: Registry, count: int, timeout: float) -> None:
     while len(register.sites) < count:
         if time.monotonic() > end:
             there = ", ".join(sorted(register.sites)) or "none"
-            message = f"{len(register.sites)} sites are there after {timeout:g} s ({there})"
-            raise Stopped(f"{message}; expected {count} (--min-sites, --timeout)", FAILED)
+            message = f"{len(register.sites)} of {nouns().site.count(count)} are there after "
+            message += f"{timeout:g} s ({there})"
+            raise Stopped(f"{message}; expected all of them (--min-sites, --timeout)", FAILED)
         time.sleep(SITE_CHECK_INTERVAL)
         register.look(timeout)
 
@@ -156,6 +161,7 @@ class Rounds:
         if regression is not None:
             sites = _complete_sites(regression)
         self.sites, self._repeated, self._refused = sites, 0, dict[str, str]()
+        self._notices = dict[str, str]()  # site -> why it was not in the last round
         sizes = {
             n: size for names, each in sites.values() for n, size in zip(names, each, strict=True)
         }
@@ -189,7 +195,10 @@ class Rounds:
         wait(self.registry, self.settings.least, self.settings.timeout)
         holders = self._clients_by_site
         begun = time.monotonic()
-        messages: dict[str, Records] = {name: {} for name in holders}
+        messages: dict[str, Records] = {
+            name: {NOTICE: {"why": self._notices[name]}} if name in self._notices else {}
+            for name in holders
+        }
         training = [n for n, store in self.stores.items() if not store.stopped]
         asking = [n for n, store in self.stores.items() if store.needs_evaluation]
         for method, server in self.servers.items():
@@ -206,6 +215,7 @@ class Rounds:
                 for site, flat in each.items():
                     messages[site][what] = self._with_build_facts(method, flat)
         answers = self._exchange(messages)
+        self._note_absent(answers)
         if training and self._too_few(training, answers):
             return
         for method in asking:
@@ -219,7 +229,7 @@ class Rounds:
             number = max(self.servers[n].state.number for n in training)
             self.print_line(
                 f"round {number} of at most {self.project.rounds}: {len(answers)} of "
-                f"{len(self.sites)} sites replied, {time.monotonic() - begun:.1f} s"
+                f"{nouns().site.count(len(self.sites))} replied, {time.monotonic() - begun:.1f} s"
             )
         for method in training:
             if self.stores[method].stopped:
@@ -232,7 +242,8 @@ class Rounds:
         needs_reports = any(store.needs_reports for store in stores)
         if needs_reports and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
             self.print_line(
-                f"waiting for {away}: the correction of posterior draws needs all sites"
+                f"waiting for {away}: the correction of posterior draws needs all "
+                f"{nouns().site.many}"
             )
             with suppress(Stopped):
                 wait(self.registry, len(self.sites), self.settings.timeout)
@@ -283,16 +294,19 @@ class Rounds:
 
     def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
         """Return whether a round must be repeated because too few sites replied."""
-        replied = min(
-            len(_records_labeled(answers, label(TRAINING_REPLY, method))) for method in training
-        )
+        trained = [_records_labeled(answers, label(TRAINING_REPLY, n)).keys() for n in training]
+        replied = min(map(len, trained))
         if replied >= self.settings.least:
             self._repeated = 0
             return False
         self._repeated += 1
         number = self.servers[training[0]].state.number + 1
-        least = f"at least {self.settings.least} (--min-sites)"
-        message = f"round {number}: {replied} sites replied; expected {least}"
+        flags = "--min-sites"
+        if self.settings.by_files:
+            away = ", ".join(sorted(self.sites.keys() - set.intersection(*map(set, trained))))
+            flags = f"--ask-again NAME after a mistake there, or --without NAME, of {away}"
+        least = f"at least {self.settings.least} ({flags})"
+        message = f"round {number}: {nouns().site.count(replied)} replied; expected {least}"
         if self._repeated > MAX_ROUND_REPEATS:
             why = "".join(f"; {site}: {why}" for site, why in self._refused.items())
             raise Stopped(f"{message}{why}; it was repeated {MAX_ROUND_REPEATS} times", FAILED)
@@ -318,18 +332,36 @@ class Rounds:
         )
         for reason in state.rejected:
             self.print_line(f"{method}: {reason}")
+            for site, (clients, _) in self.sites.items():
+                if not self.settings.by_files and reason.startswith(tuple(clients)):
+                    self._notices[site] = f"{method}: {reason}"
         self.stores[method].made(state, seconds)
         self._restart_lost_clients(method, answers)
+
+    def _note_absent(self, answers: Mapping[str, Records]) -> None:
+        """Store why sites are not in a round; their logs have it after the next message.
+
+        A request in a file must be equal when it is written again, and so has no notice.
+        """
+        if self.settings.by_files:
+            return
+        late = f"no reply arrived within {self.settings.timeout:g} s"
+        self._notices = {
+            site: self._refused.get(site, late) for site in self.sites if site not in answers
+        }
 
     def _restart_lost_clients(self, method: str, answers: Mapping[str, Records]) -> None:
         """Restart the clients that reported the loss of their state as new clients of a method."""
         for site, lost in _records_labeled(answers, label(LOST_STATE, method)).items():
             try:
-                names = own_client_names(site, lost, {n: own for n, (own, _) in self.sites.items()})
+                owners = {n: own for n, (own, _) in self.sites.items()}
+                every = own_client_names(site, lost, owners)
+                names = [name for name in every if self.servers[method].has_accepted(name)]
                 self.servers[method].reset_clients(names)
             except ValueError as error:
                 self.print_line(f"{site} cannot rejoin {method}: {one_line(str(error))}")
-            else:
+                continue
+            if names:
                 names_text = one_line(", ".join(names))
                 self.print_line(f"{site} has lost its state of {method}: {names_text} restart")
 

@@ -13,13 +13,14 @@ from pyrofl.data.outlines import facts, hidden
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import text_tables
 from pyrofl.flower.project import REGRESSION_METHOD, Project
+from pyrofl.flower.rules import checked_without_formula
 from pyrofl.flower.site import describe_tensors
 from pyrofl.flower.tables import regression_arguments, regression_client
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
-from pyrofl.inference.posteriors.importance_sampling import MAX_TRIED
+from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED
 from pyrofl.inference.posteriors.shared import corrected_shared
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import reporter
@@ -29,6 +30,7 @@ from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models.regression.agreement import PRIVATE
 from pyrofl.models.regression.remote import RegressionServer
+from pyrofl.nouns import nouns
 
 CLIENT_ROWS = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 
@@ -80,17 +82,19 @@ def leaving(
                 role, _, own = name.rpartition("/") if name.count("/") == 1 else ("", "", name)
                 alike.setdefault((method, record, role, f"[{shape}]", size), []).append(own)
     names = ", ".join(data.names[:8]) + (", ..." if len(data.names) > 8 else "")
-    once = (
-        f"once: the names of the site and of its clients ({names}), how many training rows each "
-        "has, whether they suit the project and its versions"
-    )
+    site, clients = nouns().site, nouns().client.many
+    holders = f"the names of the {site} and of its {clients} ({names}), how many training rows each"
+    if nouns().client == site:
+        holders = f"the name of the {site} ({names}), how many training rows it"
+    once = f"once: {holders} has, whether they suit the study and its versions"
     lines = [
         (method, record, f"{role}/{', '.join(owns)}" if role else ", ".join(owns), *form)
         for (method, record, role, *form), owns in alike.items()
     ]
     last = (
         "weights, after the last round: in 2 to 8 messages, the log marginal likelihood of each "
-        f"client at up to {MAX_TRIED:,} draws of the shared parameters, to correct posterior draws"
+        f"{nouns().client} at up to {MOST_TRIED:,} draws of the shared parameters, to correct "
+        "posterior draws"
     )
     weights = f"{last}\n" if any(line[1] == "weights" for line in lines) else ""
     table = text_tables.table(("method", "record", "tensors", "shape", "size of each"), lines)
@@ -98,9 +102,11 @@ def leaving(
     if min_scored_rows is not None:
         part = "test" if _tested(data) == "test" else "training"
         left_out = sum(len(rows) < min_scored_rows for rows in getattr(data, _tested(data)))
-        scores = f"scores: of clients with at least {min_scored_rows} {part} rows"
+        scores = f"scores: of {nouns().client.many} with at least {min_scored_rows} {part} rows"
         scores += f"; {left_out} of {data.clients} here have fewer" if left_out else ""
-    head = f"What leaves this site, and no row of it:\n{once}\n{first}{scores}\n{weights}"
+    checked = "" if project.formula else checked_without_formula(rules or SiteRules())
+    head = f"What leaves this {nouns().site}, and no row of it:\n{once}\n"
+    head += f"{first}{scores}\n{checked}{weights}"
     return f"{head}in every round:\n{table}"
 
 
@@ -118,7 +124,7 @@ def _described(
         reply = client.describe(server.configure_describe()["site"])
         lines.append((reply["label"].removeprefix(PRIVATE), f"{len(reply['reports']):,}"))
         server.aggregate_describe({"site": reply})
-    about = "Before round one, of each client, and for columns of the formula alone:\n"
+    about = f"Before round one, of each {nouns().client}, and for columns of the formula alone:\n"
     about += "columns: numbers of rows and of missing values; levels of categories; mean, sum of\n"
     about += "squares, smallest and largest number. Then sums, extremes and counts of:\n"
     table = text_tables.table(("exchange", "characters"), lines)

@@ -1,7 +1,8 @@
-"""The command `pyrofl flower exchange`: the server of a study without network, by files."""
+"""The command `pyrofl study exchange`: the server of a study without network, by files."""
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -12,26 +13,34 @@ from pyrofl.experiments.console import ending, tell
 from pyrofl.experiments.tasks import threads
 from pyrofl.files.link_safe_files import append
 from pyrofl.files.lock import lock_folder
+from pyrofl.files.run_folder import prepare
 from pyrofl.flower.apps import run_study
 from pyrofl.flower.commands import LOG_FILE, check, finish, kept
 from pyrofl.flower.coordinator import ServerSettings
 from pyrofl.flower.file_transport import MESSAGES_FOLDER, SERVER, FileTransport
-from pyrofl.flower.project import Project
+from pyrofl.flower.project import Project, of_study
 from pyrofl.inference.transport.correction import RepliesNeeded
 from pyrofl.inference.transport.message_files import read_private_key, read_public_key
+from pyrofl.nouns import nouns
 
 
+@of_study
 def exchange(args: Namespace) -> None:
     """Take the replies that have arrived, run as far as they permit, and write new requests."""
-    project, keys = Project.read(args.folder), site_keys(args.nodes)
+    project: Project = args.project
+    keys = site_keys(args.nodes)
     without = (args.without or "").split(",") if args.without else []
     for name in [*without, *([args.ask_again] if args.ask_again else [])]:
-        check_name(name, list(keys), "site")
+        check_name(name, list(keys), str(nouns().site))
     if len(without) == len(keys):
-        raise ValueError("--without has all sites; expected that one of them replies")
+        raise ValueError(
+            f"--without has all {nouns().site.many}; expected that one of them replies"
+        )
     key = read_private_key(args.key)
     check(project, len(keys))
     out = Path(args.out or project.folder / "run").absolute()
+    folder = Path(args.messages or out / MESSAGES_FOLDER)
+    prepare(folder, overwrite=True)
     out.mkdir(parents=True, exist_ok=True)
 
     def print_line(text: str) -> None:
@@ -39,17 +48,16 @@ def exchange(args: Namespace) -> None:
         if not args.quiet:
             tell(f"{text}\n")
 
-    folder = Path(args.messages or out / MESSAGES_FOLDER)
     name = project.folder.absolute().name
     transport = FileTransport(folder, out, name, key, keys, without, print_line)
     whose = dict(enumerate(transport.sites))
-    settings = ServerSettings(len(keys), len(keys) - len(set(without)), 0.0, whose)
+    settings = ServerSettings(len(keys), len(keys) - len(set(without)), 0.0, whose, by_files=True)
     if args.ask_again:
         with lock_folder(out):
             transport.forget(args.ask_again)
     with threads(1), ending(partial(kept, out), ValueError):
         try:
-            ended = run_study(str(project.folder), out, transport, settings, print_line)
+            ended = run_study(str(project.file), out, transport, settings, print_line)
         except RepliesNeeded:
             return
     finish(args, out, ended)
@@ -57,9 +65,13 @@ def exchange(args: Namespace) -> None:
 
 def site_keys(folder: str) -> dict[str, Any]:
     """Return the public keys of all sites, from the files NAME.pub in a folder."""
-    files = sorted(Path(folder).glob("*.pub"))
+    files = sorted(Path(folder).glob("*.pub")) if os.path.isdir(folder) else []
     if not files:
-        raise ValueError(f"{folder} has no NAME.pub; expected the public key of each site")
+        raise ValueError(
+            f"{folder} has no NAME.pub; expected the public key of each {nouns().site}"
+        )
     if odd := [file for file in files if file.stem == SERVER]:
-        raise ValueError(f"{odd[0]}: no site may be called {SERVER}; expected another name")
+        raise ValueError(
+            f"{odd[0]}: no {nouns().site} may be called {SERVER}; expected another name"
+        )
     return {file.stem: read_public_key(file) for file in files}

@@ -1,4 +1,4 @@
-"""The command `pyrofl flower predict`: predictions at a site from its saved state."""
+"""The command `pyrofl study predict`: predictions at a site from its saved state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
 from pyrofl.flower.rows import features_of
 from pyrofl.flower.site import Site
+from pyrofl.flower.site_results import predict_table
 from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.nouns import nouns
 
 
 def predict(args: Namespace) -> None:
@@ -25,10 +27,8 @@ def predict(args: Namespace) -> None:
     site = Site.read(args.folder)
     labels = site.project.labels
     if site.project.formula:
-        raise ValueError(
-            f"{args.folder} is of a regression; its draws are in {labels[0]}/posterior.nc, and "
-            "predictions of a study with a formula are not supported"
-        )
+        _predict_regression(site, args)
+        return
     if not args.method and len(labels) > 1:
         raise ValueError(f"the study has several methods; expected --method {' or '.join(labels)}")
     method = args.method or labels[0]
@@ -46,23 +46,42 @@ def predict(args: Namespace) -> None:
     show(f"{text}\n{path} holds {len(owners)} predictions")
 
 
+def _predict_regression(site: Site, args: Namespace) -> None:
+    """Predict rows by the regression of a study, for a client of the site."""
+    names = list(site.sizes)
+    if args.model or args.draws:
+        flag = "--model" if args.model else "--draws"
+        raise ValueError(f"{flag} is given for a regression; expected neither --model nor --draws")
+    if not args.client and len(names) > 1:
+        many = nouns().client.count(len(names))
+        raise ValueError(f"{site.name} has {many}; expected --client {' or '.join(names)}")
+    owner = args.client or names[0]
+    check_name(owner, names, str(nouns().client))
+    folder = site.state / site.project.labels[0]
+    predictions = predict_table(folder, site.project, site.regression, args.rows, owner)
+    count = len(predictions.mean)
+    save_predictions(Path(args.out), [owner] * count, {owner: predictions})
+    show(f"{predictions.about}\n{args.out} holds {count} predictions")
+
+
 def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:
     """Return each row's client: given by --client, the only client, or in the client column."""
     names = site.data.names
     owners = [f"{site.name}/{group}" for group in groups]
     if args.client:
-        check_name(args.client, names, "client")
+        check_name(args.client, names, str(nouns().client))
         if others := [owner for owner in owners if owner != args.client]:
             raise ValueError(
-                f"{args.rows} has rows of client {others[0]}, and --client is {args.client}; leave "
-                "out --client, to predict each row for its own client"
+                f"{args.rows} has rows of {nouns().client} {others[0]}, and --client is "
+                f"{args.client}; leave out --client, to predict each row for its own "
+                f"{nouns().client}"
             )
         return [str(args.client)] * count
     if len(names) == 1 and not groups:
         return [names[0]] * count
     if not groups:
         raise ValueError(
-            f"{site.name} has {len(names)} clients, and {args.rows} has no column "
+            f"{site.name} has {nouns().client.count(len(names))}, and {args.rows} has no column "
             f"{site.project.client_column!r}; expected that column, or --client NAME"
         )
     for owner in owners:

@@ -1,11 +1,14 @@
-"""Settings shared by the server and all sites of a Flower study, from its project folder."""
+"""Settings shared by the server and all sites of a study, from its study file."""
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,37 +21,42 @@ from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
 from pyrofl.data.roster import names_of
 from pyrofl.data.tables.columns import Column, complete, read
+from pyrofl.data.tables.dictionary import ColumnEntry, read_dictionary
 from pyrofl.experiments.methods import Scheduled, methods
+from pyrofl.experiments.regressions import read_priors
 from pyrofl.experiments.tasks import Task, network
+from pyrofl.files.yaml_files import read_yaml
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.transport.message_checks import Flat
+from pyrofl.models.regression.used_columns import formula_columns, number_columns
+from pyrofl.nouns import USUAL, Noun, Nouns, is_plain, use
 
-PROJECT_FILE = "pyproject.toml"
-PROJECT_TABLE = "tool.pyrofl"
+STUDY_FILE = "study.yaml"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-UNCOMPARED_FIELDS = ("folder", "server_data", "question")  # of one side: not compared
+UNCOMPARED_FIELDS = ("file", "server_data", "question", "unit")  # of one side: not compared
 REGRESSION_METHOD = "regression"  # name of the method of a study with a formula
 NETWORK_FIELDS = ("methods", "features", "target", "classes", "likelihood", "settings", "net")
 
 
 @dataclass(frozen=True)
 class Project:
-    """Settings of a Flower study, from the table [tool.pyrofl] in pyproject.toml."""
+    """Settings of a study, from its study file."""
 
-    folder: Path  # where it was read
+    file: Path  # from which it was read
     # Names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation without rows
     # (`pyrofl.data.outline`) that returns a method. All are trained side by side.
     methods: tuple[str, ...] = ()
     features: tuple[str, ...] = ()  # columns of x, in this order
     target: str = ""  # column of y
     formula: str = ""  # of a regression, instead of methods, features and target
-    family: str = "gaussian"  # of the regression, and so are the next four
+    family: str = "gaussian"  # of the regression, and so are the next three
     link: str = ""
     priors: tuple[str, ...] = ()  # as --prior of `pyrofl regress`
-    levels: tuple[str, ...] = ()  # as --levels
     question: str = ""  # title of the page
+    unit: Noun | None = None  # what a site and its rows are, as a hospital
+    columns: Mapping[str, ColumnEntry] = field(default_factory=dict)  # data dictionary
     classes: tuple[str, ...] = ()  # at every site the same; none for a number
     likelihood: str = "categorical"  # see `pyrofl list`
     settings: tuple[str, ...] = ()  # of methods, as --set
@@ -62,47 +70,58 @@ class Project:
     server_data: str = ""  # CSV file of the server alone: rows without target to learn from
 
     @classmethod
-    def read(cls, folder: str | Path) -> Project:
-        """Read and validate the settings of a Flower study in its project folder."""
-        path = Path(folder, PROJECT_FILE)
-        try:
-            entries = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
-        except OSError as error:
+    def read(cls, path: str | Path) -> Project:
+        """Read and validate the settings of a study, from its file or from study.yaml in a folder.
+
+        Raises:
+            ValueError: if the file cannot be read, or an entry is unknown or invalid.
+        """
+        file = Path(path, STUDY_FILE) if os.path.isdir(path) else Path(path)
+        if not os.path.isfile(file):
             raise ValueError(
-                f"{path} cannot be read: {error.strerror}; expected a project folder, as "
-                "`pyrofl flower new` writes it"
-            ) from error
-        except (tomllib.TOMLDecodeError, UnicodeError) as error:
-            raise ValueError(f"{path} cannot be read: {error}; expected TOML") from error
-        except (LookupError, TypeError) as error:
-            raise ValueError(f"{path} has no table [{PROJECT_TABLE}]; expected one") from error
-        return cls._of(path, {n.replace("-", "_"): v for n, v in entries.items()})
+                f"{file} is no file; expected a study file, as `pyrofl study new` writes it"
+            )
+        entries = read_yaml(file, yes_is_word=True)
+        if not isinstance(entries, dict):
+            raise ValueError(f"{file} has no entries; expected lines such as `rounds: 10`")
+        try:
+            return cls._of(file, {str(n).replace("-", "_"): v for n, v in entries.items()})
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
 
     @classmethod
-    def _of(cls, path: Path, entries: dict[str, Any]) -> Project:
-        """Build the settings from entries of a TOML table; raise ValueError for invalid ones."""
-        kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
-        if unknown := sorted(entries.keys() - kinds):
-            kinds_text = ", ".join(n.replace("_", "-") for n in kinds)
-            raise ValueError(f"{path}: unknown entry {unknown[0]!r}; expected some of {kinds_text}")
+    def _of(cls, file: Path, entries: dict[str, Any]) -> Project:
+        """Build the settings from entries of a study file; raise ValueError for invalid ones."""
+        kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "file"}
+        if "levels" in entries:
+            raise ValueError(
+                "levels is no entry; expected them under columns, as `sex: {levels: [f, m]}`"
+            )
+        for name in entries:
+            check_name(name, list(kinds), "entry")
         if entries.get("formula"):
-            entries = _of_formula(path, entries)
+            entries = _of_formula(entries)
         for name in () if entries.get("formula") else ("methods", "features", "target"):
             if not entries.get(name):
-                raise ValueError(f"{path}: {name} is missing; expected it in [{PROJECT_TABLE}]")
+                raise ValueError(f"{name} is missing; expected it, or a formula")
         for name in [name for name in entries if kinds[name].startswith("tuple")]:
-            entries[name] = names_of(f"{path}: {name}", entries[name])
-        project = cls(path.parent, **entries)
-        project._check(path)
+            entries[name] = names_of(name, _words_of(entries[name]))
+        if "unit" in entries:
+            entries["unit"] = Noun.of(entries["unit"])
+        if "columns" in entries:
+            entries["columns"] = read_dictionary(entries["columns"])
+        project = cls(file, **entries)
+        project._check()
         return project
 
-    def _check(self, path: Path) -> None:
+    def _check(self) -> None:
         """Raise ValueError if a setting of the study has a wrong type or is out of range."""
-        try:
-            check_fields(self)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        check_fields(self)
+        used = self.used_columns  # refuses a formula or family that cannot be read
+        for name in self.columns:
+            check_name(name, used, "column of the dictionary:")
         if self.formula:
+            read_priors(self.priors)
             return
         categorical = self.likelihood == "categorical"
         fits = {
@@ -121,8 +140,49 @@ class Project:
         }
         for name, (holds, expected) in fits.items():
             if not holds:
-                raise ValueError(f"{path}: {name} is {getattr(self, name)!r}; expected {expected}")
-        names_of(f"{path}: names of methods", list(self.labels))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+        names_of("names of methods", list(self.labels))
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the study file, which may have further files, such as programs."""
+        return self.file.parent
+
+    @property
+    def nouns(self) -> Nouns:
+        """Nouns of the study's texts: clients are named by their column, if it is a plain word."""
+        site, column = self.unit or USUAL.site, self.client_column
+        if column:
+            return Nouns(Noun.of(column) if is_plain(column) else USUAL.client, site)
+        return Nouns(self.unit or USUAL.client, site)
+
+    @property
+    def client_name(self) -> str:
+        """Name of the clients in the formula: their column, the unit of a term, or "client"."""
+        unit = self.unit.one if self.unit else "client"
+        groups = " ".join(re.findall(r"\|([^()]+)\)", self.formula))
+        return self.client_column or (unit if unit in re.findall(r"[\w.]+", groups) else "client")
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Levels of the dictionary, as --levels of `pyrofl regress`."""
+        entries = self.columns.items()
+        return tuple(f"{name}={','.join(one.levels)}" for name, one in entries if one.levels)
+
+    @property
+    def used_columns(self) -> list[str]:
+        """Columns of the sites' tables that the study uses."""
+        if self.formula:
+            return formula_columns(self.formula, self.family, self.client_name)
+        client = self.client_column
+        return [*self.features, self.target, *([client] if client else [])]
+
+    @property
+    def number_columns(self) -> list[str]:
+        """Columns that must hold numbers."""
+        if self.formula:
+            return number_columns(self.formula, self.family)
+        return [*self.features, *([] if self.classes else [self.target])]
 
     @property
     def type(self) -> torch.dtype:
@@ -142,6 +202,7 @@ class Project:
         entries = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in UNCOMPARED_FIELDS
         }
+        entries["columns"] = {name: entry.facts for name, entry in self.columns.items()}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in entries.items()}
 
     def outline(self, clients: int, rows: int = 1) -> Federation:
@@ -173,7 +234,7 @@ class Project:
         own = {m.rpartition(":")[2]: self._own(m, data) for m in self.methods if m not in named}
         return {label: (methods_by_label | own)[label] for label in self.labels}
 
-    def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
+    def read_columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
         """Read a CSV file's columns; raise ValueError if a required column has missing values.
 
         Required are the features and the columns `owners`.
@@ -198,7 +259,7 @@ class Project:
 
     def spare(self) -> Tensor:
         """Read the features of the server's unlabeled rows, [U, columns]."""
-        return self.x(self.columns(str(self.folder / self.server_data)))
+        return self.x(self.read_columns(str(self.folder / self.server_data)))
 
     def _here(self, spec: str) -> str:
         """Prefix "FILE.py:NAME" with the project folder; return other names unchanged."""
@@ -218,16 +279,34 @@ class Project:
         return method
 
 
-def _of_formula(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
+def of_study(command: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+    """Return a command that reads its study file, as `args.project`, and uses the study's words."""
+
+    @wraps(command)
+    def do(args: Namespace) -> None:
+        args.project = Project.read(args.study)
+        with use(args.project.nouns):
+            command(args)
+
+    return do
+
+
+def _words_of(entry: Any) -> Any:
+    """Return a list with its numbers as words, as classes 0 and 1; other entries unchanged."""
+    if not isinstance(entry, list):
+        return entry
+    return [str(w) if type(w) in (int, float) else w for w in entry]
+
+
+def _of_formula(entries: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of a regression; raise ValueError for those of networks."""
     if odd := [name for name in NETWORK_FIELDS if name in entries]:
         name = odd[0].replace("_", "-")
-        raise ValueError(f"{path}: formula and {name} are given; expected one of them")
+        raise ValueError(f"formula and {name} are given; expected one of them")
     fixed = {"dtype": "float64", "test_fraction": 0.0}
     for name, value in fixed.items():
         if entries.get(name, value) != value:
             raise ValueError(
-                f"{path}: {name.replace('_', '-')} is {entries[name]!r}; expected {value!r} with a "
-                "formula"
+                f"{name.replace('_', '-')} is {entries[name]!r}; expected {value!r} with a formula"
             )
     return entries | fixed

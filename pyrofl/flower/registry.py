@@ -20,6 +20,7 @@ from pyrofl.inference.transport.message_checks import (
     one_line,
 )
 from pyrofl.inference.transport.records import Records
+from pyrofl.nouns import nouns
 
 NODES_FILE = "nodes.json"  # node -> the site whose key it has
 MOST_CLIENTS, MOST_ROWS = 100_000, 100_000_000  # of a site
@@ -45,14 +46,24 @@ def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) 
     if not is_name(site):
         raise ValueError(f"site is {one_line(site, MAX_QUOTED_CHARACTERS)!r}; {EXPECTED_NAME}")
     if not 0 < len(names) <= MOST_CLIENTS:
-        raise ValueError(f"it has {len(names):,} clients; expected 1 to {MOST_CLIENTS:,}")
+        many = nouns().client.count(len(names))
+        raise ValueError(f"it has {many}; expected 1 to {MOST_CLIENTS:,}")
     if others := [name for name in names if name != site and not name.startswith(f"{site}/")]:
-        raise ValueError(f"{others[0]} is no client of {site}; expected {site}, or {site}/GROUP")
+        raise ValueError(
+            f"{others[0]} is no {nouns().client} of {site}; expected {site}, or {site}/GROUP"
+        )
     if min(sizes) < 1 or sum(sizes) > MOST_ROWS:
         raise ValueError(
-            f"its clients have {min(sizes):,} to {max(sizes):,} training rows; expected at least "
-            f"one each, and at most {MOST_ROWS:,} in all"
+            f"its {nouns().client.many} have {min(sizes):,} to {max(sizes):,} training rows; "
+            f"expected at least one each, and at most {MOST_ROWS:,} in all"
         )
+
+
+def _contents(names: Sequence[str], sizes: Sequence[int]) -> str:
+    """Return how many clients and rows a site has; a site that is its own client has rows."""
+    rows = f"{sum(sizes):,} training rows"
+    is_client = nouns().client == nouns().site and len(names) == 1
+    return rows if is_client else f"{nouns().client.count(len(names))}, {rows}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Registry:
     # Site -> clients and sizes of the run; None before it has begun.
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
     whose: Mapping[int, str] | None = None  # node -> the site whose key it has; None without keys
+    announces: bool = True  # whether sites that are there are printed
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
     _said: set[tuple[int, str]] = field(default_factory=set)
 
@@ -96,8 +108,9 @@ class Registry:
                 self._met[node] = self._heard(node, answer)
             if silent := len(messages) - len(answers):
                 self.say(
-                    f"{silent} of {len(messages)} connected nodes have not introduced their sites "
-                    f"within {within:g} s; see their logs; they are greeted again"
+                    f"{silent} of {len(messages)} connected nodes have not introduced their "
+                    f"{nouns().site.many} within {within:g} s; see their logs; they are "
+                    "greeted again"
                 )
         for node, said in sorted(self._met.items()):
             if said is not None:
@@ -130,7 +143,8 @@ class Registry:
             self._tell(node, f"{name} is refused: {why}")
             return
         self.sites[name] = site
-        self.say(f"{name} is there: {len(names)} clients, {sum(site.sizes)} training rows")
+        if self.announces:
+            self.say(f"{name} is there: {_contents(names, site.sizes)}")
 
     def _refusal(self, name: str, site: Member) -> str:
         """Return the reason why a node may not represent a site, or "" if it may."""
@@ -141,7 +155,7 @@ class Registry:
             return "a second node has this name, and the first is still there"
         taken = {n: own for own, member in self.sites.items() for n in member.names}
         if both := sorted(taken.keys() & set(site.names)):
-            return f"{taken[both[0]]} has a client {both[0]} too"
+            return f"{taken[both[0]]} has a {nouns().client} {both[0]} too"
         if self.expected is None:
             return ""
         if name not in self.expected:
@@ -149,7 +163,9 @@ class Registry:
         now = site.names, site.sizes
         if self.expected[name] != now:
             was, are = (dict(zip(*of, strict=True)) for of in (self.expected[name], now))
-            return f"its clients have {are} rows; expected {was}, as when the run began"
+            return (
+                f"its {nouns().client.many} have {are} rows; expected {was}, as when the run began"
+            )
         return ""
 
     def _tell(self, node: int, text: str) -> None:

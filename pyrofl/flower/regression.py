@@ -15,6 +15,7 @@ from pyrofl.flower.tables import regression_arguments
 from pyrofl.inference.transport.message_checks import Flat
 from pyrofl.inference.transport.records import Records
 from pyrofl.models.regression.remote import RegressionServer
+from pyrofl.nouns import nouns
 
 AGREEMENT_FILE = "agreement.safetensors"
 MAX_EXCHANGE_REPEATS = 3  # of an exchange with sites that have not replied
@@ -62,7 +63,10 @@ def agree_on(
         number += 1
     if number:
         columns = ", ".join(server.design.places)
-        say(f"{REGRESSION_METHOD}: the sites agreed on {columns} in {number} exchanges")
+        say(
+            f"{REGRESSION_METHOD}: the {nouns().site.many} agreed on {columns} in {number} "
+            "exchanges"
+        )
         for text in server.warnings:
             say(f"warning: {text}")
     return server

@@ -15,6 +15,7 @@ from pyrofl.flower.results import NUMBER_OF_DRAWS, ResultStore
 from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.posteriors.shared import shared_to_arviz
 from pyrofl.models.regression.prediction import ServerRun
+from pyrofl.nouns import nouns
 from pyrofl.reports.regression_folder import write_regression
 
 EXPERIMENT_FIELDS = ("formula", "family", "link", "priors", "levels", "rounds", "seed")
@@ -60,7 +61,7 @@ class RegressionStore(ResultStore):
             lambda: posterior,
             self._run_json_content(),
             self.column_warnings,
-            data=f"sites of {self.project.folder.name}",
+            data=self.project.folder.absolute().name,
             question=self.project.question or None,
         )
         self.tables = tuple(tables)
@@ -79,7 +80,7 @@ class RegressionStore(ResultStore):
         same: dict[str, Any] = {name: getattr(project, name) for name in EXPERIMENT_FIELDS}
         experiment = RegressionExperiment(
             methods=(run.method.name,),
-            data=f"sites of {project.folder}",
+            data=f"{nouns().site.many} of {project.folder}",
             client_column=project.client_column or None,
             question=project.question or None,
             out=str(self.folder),

@@ -1,4 +1,4 @@
-"""The command `pyrofl flower rehearse`: an attack on a site's own messages; nothing is sent."""
+"""The command `pyrofl study rehearse`: an attack on a site's own messages; nothing is sent."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments.console import show
 from pyrofl.files import text_tables
 from pyrofl.flower.disclosure import leaving
-from pyrofl.flower.project import Project
+from pyrofl.flower.project import Project, of_study
 from pyrofl.flower.tables import read_site_tables, regression_arguments
 from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.models.regression.rehearsal import rehearse as attack
 
 
+@of_study
 def rehearse(args: Namespace) -> None:
     """Print whether a site's rules permit a study, and which rows its messages would reveal."""
-    project = Project.read(args.folder)
+    project: Project = args.project
     if not project.formula:
         raise ValueError(
-            f"{args.folder} has no formula; expected a study with one, as attacks on other "
+            f"{project.file} has no formula; expected a study with one, as attacks on other "
             "methods are not supported"
         )
     rules = SiteRules.read(args.rules) if args.rules else SiteRules()

@@ -45,6 +45,7 @@ from pyrofl.inference.posteriors.shared import (
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.message_checks import Flat
 from pyrofl.inference.transport.weighing import reason_against
+from pyrofl.nouns import nouns
 from pyrofl.tensors import role, under
 
 RECORDS_FILE = "records.safetensors"
@@ -120,7 +121,8 @@ class ResultStore:
     def stop_reason(self) -> str:
         """Reason why the method has stopped, as one line."""
         number, rounds, status = self.server.state.number, self.project.rounds, self.run.status
-        more = "; to continue, raise rounds in pyproject.toml at the server and at all sites"
+        more = "; to continue, raise rounds in the study file at the server and at all "
+        more += nouns().site.many
         more = more if status.kind == "not converged" else ""
         return f"{status.kind} after {number} of at most {rounds} rounds: {status.why}{more}"
 
@@ -224,7 +226,9 @@ class ResultStore:
         if not self.scores:
             return "\n".join([f"{self.name}: no scores", *more])
         scored, clients = len(self.scores[0].ids), self.server.roster.clients
-        few = f"; {scored} of {clients} clients sent scores" if scored < clients else ""
+        few = (
+            f"; {scored} of {nouns().client.count(clients)} sent scores" if scored < clients else ""
+        )
         return "\n".join([f"{self.name}{few}", score_table(self.scores), *more])
 
     @property
@@ -246,7 +250,7 @@ class ResultStore:
         same: dict[str, Any] = {name: getattr(project, name) for name in EXPERIMENT_FIELDS}
         experiment = Experiment(
             methods=(self.name,),
-            data=f"sites of {project.folder}",
+            data=f"{nouns().site.many} of {project.folder}",
             features=",".join(project.features),
             partition="groups",
             out=str(self.folder),

@@ -13,12 +13,7 @@ from pyrofl.data.loaders.csv_files import codes_of, refuse_range
 from pyrofl.data.tables.columns import Column
 from pyrofl.data.tables.data_quality import of_numbers
 from pyrofl.data.tables.holdout import draw_test_rows
-from pyrofl.data.tables.row_checks import (
-    cells_of,
-    determined_target_warning,
-    is_determined,
-    relation_of,
-)
+from pyrofl.data.tables.row_checks import cells_of, determines, of_answers, relation_of
 from pyrofl.flower.project import Project
 from pyrofl.user_warnings import warn_user
 
@@ -26,7 +21,7 @@ from pyrofl.user_warnings import warn_user
 def rows_of(project: Project, path: str, name: str) -> Federation:
     """Read a site's rows as a federation; with groups, clients are named "SITE/GROUP"."""
     owners = [project.target, *([project.client_column] if project.client_column else [])]
-    table = project.columns(path, owners)
+    table = project.read_columns(path, owners)
     x, y = project.x(table), _response(project, table[project.target])
     if not project.classes:
         refuse_range(path, project.likelihood, y, x[:, 0])
@@ -49,17 +44,13 @@ def _doubtful(project: Project, table: Mapping[str, Column]) -> list[str]:
     numbers = [table[name] for name in project.features]
     texts = [of_numbers(c) for c in (*numbers, *([] if project.classes else [target]))]
     pairs = {c.name: relation_of(cells_of(c), cells_of(target)) for c in numbers}
-    texts.append(
-        determined_target_warning(
-            target.name, [n for n, pair in pairs.items() if is_determined([pair])]
-        )
-    )
+    texts.append(of_answers(target.name, [n for n, pair in pairs.items() if determines([pair])]))
     return [text for text in texts if text]
 
 
 def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
     """Read the features of rows to predict, [N, columns], and each row's group, if any."""
-    table = project.columns(path)
+    table = project.read_columns(path)
     groups = table[project.client_column].words.tolist() if project.client_column in table else []
     return project.x(table), groups
 

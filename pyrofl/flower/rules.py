@@ -6,6 +6,17 @@ from pyrofl.data import Federation
 from pyrofl.flower.project import Project
 from pyrofl.inference.transport.site_rules import SiteRules
 
+RULES_WITHOUT_FORMULA = ("min_rows", "min_events", "max_rounds")  # min_events: of two classes
+
+
+def checked_without_formula(rules: SiteRules) -> str:
+    """Return a line on the rules that hold in a study with methods, and on the others.
+
+    An update of a network has no counts, levels or extremes, which the other rules limit.
+    """
+    values = ", ".join(f"{n.replace('_', '-')} {getattr(rules, n)}" for n in RULES_WITHOUT_FORMULA)
+    return f"rules that hold here: {values}; the others are for studies with a formula\n"
+
 
 def check_rules(rules: SiteRules, project: Project, name: str, data: Federation | None) -> None:
     """Raise BrokenRuleError if a site's rules forbid a study.

@@ -23,10 +23,11 @@ from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
+from pyrofl.flower.site_results import POSTERIOR_FILE, write_results
 from pyrofl.flower.tables import read_site_tables, regression_client
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.evaluation.specification import default_evaluation
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.message_checks import (
@@ -40,6 +41,7 @@ from pyrofl.inference.transport.message_checks import (
 from pyrofl.inference.transport.records import Records
 from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.models.regression.remote import read_json
+from pyrofl.nouns import use
 from pyrofl.returned import ClientError
 
 GREETING, TRAINING_REQUEST, EVALUATION_REQUEST, TRAINING_REPLY, EVALUATION_REPLY = (
@@ -54,13 +56,13 @@ LIKELIHOOD_REQUEST, LIKELIHOOD_REPLY, DRAWS_REQUEST = "weigh", "weights", "draws
 SUMMARY_REQUEST, SUMMARY_REPLY = "describe", "described"  # the first exchanges, of a regression
 REGRESSION_PLAN = "plan"  # in a request: what the sites agreed on in these
 REFUSAL, LOST_STATE = "refused", "lost"  # what else a site may answer
+NOTICE = "notice"  # informs a site why it was not in the last round
 STUDY_COMPLETE = "over"  # informs a site that all rounds are made
 # In a request: largest number of rows of a client, if the method depends on it.
 LARGEST_CLIENT_ROWS = "rows"
 LOG_FILE = "site.log"
 MAX_ERROR_CHARACTERS = 100_000  # characters of an error in the log
 REQUESTS_FOLDER = "received"  # folder of the server's last questions, which bring its models
-POSTERIOR_FILE = "posterior.nc"
 SITE_FILE = "site.json"  # name, project and rows of the site that has a folder
 
 
@@ -114,7 +116,7 @@ class Site:
         self.state = Path(state)
         self.state.mkdir(parents=True, exist_ok=True)
         self._built: dict[tuple[int, int], dict[str, Scheduled]] = {}
-        about = {"name": name, "project": str(project.folder.absolute())}
+        about = {"name": name, "project": str(project.file.absolute())}
         about |= {"data": str(Path(data).absolute())}
         write_json(self.state / SITE_FILE, about)
 
@@ -128,7 +130,7 @@ class Site:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path} cannot be read ({error}); expected the folder that was --state of "
-                "`pyrofl flower join`, or sites/NAME in the results of `pyrofl flower up`"
+                "`pyrofl study join`, or sites/NAME in the results of `pyrofl study run`"
             ) from error
         return cls(name, Project.read(folder), data, state)
 
@@ -178,7 +180,7 @@ class Site:
                     raise InvalidRequestError("corrected is false in this project")
                 return {label(LIKELIHOOD_REPLY, method): client.weigh(flat)}
             if kind == DRAWS_REQUEST:
-                export.save(client.posterior(flat), self.state / method / POSTERIOR_FILE)
+                self._write_results(method, client.posterior(flat), flat)
                 return {}
             return {label(TRAINING_REPLY, method): client.train(flat)}
         except StateLostError as lost:
@@ -200,9 +202,7 @@ class Site:
         check_name(method, self.project.labels, "method")
         view = (
             model
-            or default_evaluation(
-                method_schedule(self.project.build(self.data.clients)[method])(0)
-            )[0]
+            or default_model(method_schedule(self.project.build(self.data.clients)[method])(0))[0]
         )
         path = self._request_path(method, view)
         if not path.exists():
@@ -213,6 +213,15 @@ class Site:
             raise ValueError(f"{message}; expected {have}")
         question = checkpoint_file.read(path, {})
         return self.client(method, question).predict(question, x, client, **asked)
+
+    def _write_results(self, method: str, posterior: Any, flat: Flat) -> None:
+        """Write the posterior draws of the site's clients; of a regression, a page too."""
+        folder = self.state / method
+        if not self.project.formula:
+            export.save(posterior, folder / POSTERIOR_FILE)
+            return
+        plan = read_json(flat.get(REGRESSION_PLAN))
+        write_results(folder, self.project, self.regression, plan, posterior)
 
     def _request_path(self, method: str, model: str) -> Path:
         """Return the path of the file with the server's last evaluation request for a model."""
@@ -273,10 +282,13 @@ def reply(site: Mapping[str, Any], records: Mapping[str, Flat], log: logging.Log
     if REFUSAL in records:
         log.info("refused: by the server: %s", one_line(records[REFUSAL].get("why")))
         return {}
+    if NOTICE in records:
+        log.info("not in the last round: %s", one_line(records[NOTICE].get("why")))
     answers: Records = {}
     if records.keys() != {STUDY_COMPLETE}:
-        here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
-        answers = here.answer(records)
+        project = Project.read(site["project"])
+        with use(project.nouns):
+            answers = Site(**(dict(site) | {"project": project})).answer(records)
     if STUDY_COMPLETE in records:
         log.info("%s: the study is complete", STUDY_COMPLETE)
     return answers

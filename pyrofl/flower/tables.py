@@ -34,7 +34,7 @@ def regression_arguments(project: Project) -> dict[str, Any]:
         "family": project.family,
         "link": project.link or None,
         "priors": read_priors(project.priors),
-        "client": project.client_column or "client",
+        "client": project.client_name,
     }
 
 

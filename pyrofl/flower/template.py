@@ -1,4 +1,4 @@
-"""Template of a new Flower study: settings, Flower apps, and simulated data of three sites."""
+"""Template of a new study: its study file and simulated data of three sites; Flower's app."""
 
 from __future__ import annotations
 
@@ -7,33 +7,48 @@ from pathlib import Path
 import numpy as np
 
 from pyrofl.files import run_folder
+from pyrofl.flower.project import STUDY_FILE
 
 SITES = 3
 ROWS = (40, 65, 90)
 
 SETTINGS = """\
-# What the server and all sites agree on. Every site needs a copy of this folder, without sites/:
-# only the methods of its own copy are run on its rows, and a difference is refused by name.
+# What the server and all hospitals agree on. Every hospital needs a copy of this file, and of the
+# program it names: only its own copy is run on its rows, and a difference is refused by name.
 
-[tool.pyrofl]
-methods = ["pfedvem"]          # see `pyrofl list`, or "FILE.py:NAME", a function data -> Method
-settings = []                  # of methods, as "epochs=5", or "pfedvem.epochs=5" for one of several
-net = "softmax"                # network, see `pyrofl list`
-features = ["age", "dose", "pressure"]   # columns of the sites' CSV files
-target = "recovered"
-classes = ["no", "yes"]        # of the target; without this line for a number
-likelihood = "categorical"     # see `pyrofl list`
-# client-column = "ward"       # column that identifies the client, if a site has several
-rounds = 10                    # at most; a method stops once it has converged
-corrected = true               # at the end clients report likelihoods at posterior draws
-seed = 0
-dtype = "float32"
-test-fraction = 0.2            # of each client's rows
-# server_data = "spare.csv"     # rows without target, at the server alone
+question: Who recovers?        # title of the page
+unit: hospital                 # what has rows, as texts call it; or [SINGULAR, PLURAL]
 
-# What Flower needs. `pyrofl flower up` and `serve` fill in the run's settings; with `flwr run` they
-# are given by --run-config.
+# A regression, see `pyrofl regress --help`:
+formula: recovered ~ age + dose + center(pressure) + (1 | hospital)
+family: bernoulli
+# priors: ["age=Normal(0, 1)"]
 
+# Instead of a formula, methods (see `pyrofl list`, or FILE.py:NAME, a function data -> Method):
+# methods: [pfedvem]
+# settings: [epochs=5]         # of methods, or pfedvem.epochs=5 for one of several
+# net: softmax                 # network, see `pyrofl list`
+# features: [age, dose, pressure]
+# target: recovered
+# classes: [no, yes]           # of the target; without this line for a number
+# likelihood: categorical      # see `pyrofl list`
+# test-fraction: 0.2           # of each hospital's rows
+# dtype: float32
+# server-data: spare.csv       # rows without target, at the server alone
+
+columns:                       # data dictionary, which `check` and `join` compare with the tables
+  age: {unit: decades from 60 years, range: [-6, 6]}
+  dose: {unit: standard deviations, range: [-6, 6]}
+  pressure: {unit: standard deviations, range: [-6, 6]}
+  recovered: {levels: [no, yes]}
+# client-column: ward          # column that identifies the client, if a hospital has several
+
+rounds: 10                     # at most; a method stops once it has converged
+corrected: true                # at the end clients report likelihoods at posterior draws
+seed: 0
+"""
+
+APP_SETTINGS = """\
 [project]
 name = "study"
 version = "1.0.0"
@@ -52,8 +67,8 @@ serverapp = "study.server_app:app"
 clientapp = "study.client_app:app"
 
 [tool.flwr.app.config]
-project = ""                   # this folder, at the server
-out = ""                       # results; "" is run/ in the project
+project = ""                   # study file, at the server
+out = ""                       # results; "" is run/ in the folder of the study file
 sites = 3                      # number of sites
 least = 0                      # smallest number of sites in a round; 0: all
 timeout = 600.0                # seconds to wait for sites, and for their replies
@@ -73,18 +88,29 @@ LICENSE = "All rights reserved.\n"
 
 
 def new(folder: str | Path) -> Path:
-    """Create the project folder of a Flower study, with simulated data of three sites."""
+    """Create the folder of a study: its study file, and simulated data of three sites."""
     path = run_folder.prepare(folder)
-    files = {"pyproject.toml": SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
-    files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}
-    (path / "study").mkdir()
-    for name, text in files.items():
-        (path / name).write_text(text, encoding="utf-8")
+    (path / STUDY_FILE).write_text(SETTINGS, encoding="utf-8")
     (path / "sites").mkdir()
     for number, count in enumerate(ROWS, 1):
         rows = _patients(np.random.default_rng(number), count, shift=number - 2)
         columns = ("age", "dose", "pressure", "recovered")
         run_folder.write_csv(path / f"sites/hospital_{number}.csv", columns, rows)
+    return path
+
+
+def write_app(folder: str | Path) -> Path:
+    """Create the folder of the Flower app of a study, for `flwr run`.
+
+    It is the same for all studies: the run's setting `project` is the study file.
+    """
+    path = Path(folder)
+    (path / "study").mkdir(parents=True, exist_ok=True)
+    files = {"pyproject.toml": APP_SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
+    files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}
+    for name, text in files.items():
+        with run_folder.replacing(path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     return path
 
 

@@ -18,12 +18,10 @@ from pyrofl.nets.stacked import attention_by_products, constants
 from pyrofl.nets.unsupported import explained, refuse_integers
 from pyrofl.tensors import Tensors
 
-# Keeps the slope of the root finite where all inputs of an output are zero.
-MIN_SQUARED_NORM = 1e-12
+TINY = 1e-12  # keeps the slope of the root finite where all inputs of an output are zero
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-# Not subclasses, which compute other things.
-SUPPORTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+EXACT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # not subclasses, which compute other things
 
 
 class Reparametrized:
@@ -48,7 +46,7 @@ class Reparametrized:
             check_name(name, net.shapes, "parameter that trains")
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names)
         layers = {path: self.module.get_submodule(path) for path in paths}
-        self._layers = {n: v for n, v in layers.items() if type(v) in SUPPORTED_LAYERS}
+        self._layers = {n: v for n, v in layers.items() if type(v) in EXACT}
         for layer in self._layers.values():
             for buffer in ("weight_variance", "bias_variance", "noise"):
                 layer.register_buffer(buffer, torch.zeros(()))
@@ -151,7 +149,7 @@ class Reparametrized:
                 else:
                     scale = spread["bias"][:, None]
                 drawn = noise[next(iter(names)).rpartition(".")[0]]
-                y = y + (scale + MIN_SQUARED_NORM).sqrt() * drawn
+                y = y + (scale + TINY).sqrt() * drawn
                 axes = drawn.dim() - 2
             x = y
         return x
@@ -180,4 +178,4 @@ def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
         spread = layer._conv_forward(inputs[0].square(), weight, bias)
     else:
         spread = linear(inputs[0].square(), weight, bias)
-    return output + (spread + MIN_SQUARED_NORM).sqrt() * noise
+    return output + (spread + TINY).sqrt() * noise

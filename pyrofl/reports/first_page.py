@@ -19,6 +19,7 @@ from pyrofl.experiments.rows import (
 )
 from pyrofl.figures import many
 from pyrofl.metrics import calibration_bins, calibration_error
+from pyrofl.nouns import nouns
 from pyrofl.paired import Interval, interval
 from pyrofl.reports.calibration import LINEAR, NETWORKS, of_method
 from pyrofl.reports.page import Section
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_RELIABLE_K = 0.7  # largest reliable Pareto k
-MIN_COVERAGE_PERCENT = 90  # percent that 95% intervals cover at least
+CALIBRATED = 90  # percent that 95% intervals cover at least
 KINDS: dict[RowScore, str] = {
     "accuracy": "Fraction of correct predictions",
     "error": "Mean absolute error",
@@ -67,14 +68,14 @@ def size_of(names: Sequence[str], sizes: Sequence[int], data: str, rows: str = "
     """Return a sentence on the data: number of clients and rows, and where the rows are."""
     ends = " to ".join(f"{end:,}" for end in sorted({min(sizes), max(sizes)}))
     each = f" ({ends} each)" if len(sizes) > 1 else f" ({names[0]})"
-    size_text = f"{sum(sizes):,} {rows} at {len(sizes):,} client{'s' * (len(sizes) > 1)}{each}"
+    size_text = f"{sum(sizes):,} {rows} at {nouns().client.count(len(sizes))}{each}"
     return f"{data.removeprefix('csv:')}: {size_text}" if data else size_text
 
 
 def how_well(methods: Sequence[str], target: str, clients: int) -> str:
     """Return the question that the report of methods for prediction answers."""
     does = f"does {methods[0]}" if len(methods) == 1 else f"do {', '.join(methods)}"
-    at = f"{clients} clients" if clients > 1 else "one client"
+    at = nouns().client.count(clients) if clients > 1 else f"one {nouns().client}"
     return f"How well {does} predict {target} at {at}?"
 
 
@@ -203,7 +204,7 @@ def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: st
             f"{between(one.score.low, one.score.high, times, unit)})"
             for one in (order[0], order[-1])
         )
-        sentences.append(f"By client, it goes from {' to '.join(told)}.")
+        sentences.append(f"By {nouns().client}, it goes from {' to '.join(told)}.")
     if kind == "training":
         sentences.append("There are no test rows: training rows give too good a score.")
     return sentences
@@ -214,7 +215,7 @@ def score_table(
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Return head and lines of the table of the clients' scores with their 95% intervals."""
     by = comparison_score(part, None)
-    head = ("client", "training rows", "tested rows", KINDS[by].lower(), "2.5%", "97.5%")
+    head = (str(nouns().client), "training rows", "tested rows", KINDS[by].lower(), "2.5%", "97.5%")
     each = scores_by_client(part, sizes, by)
     return head, [(*one[:3], *vars(one.score).values()) for one in each]
 
@@ -258,7 +259,7 @@ def coverage(method: str) -> str:
             low = min(low, *percentages)
     if not texts:
         return ""
-    more = "" if low >= MIN_COVERAGE_PERCENT else ", so its posterior is too narrow"
+    more = "" if low >= CALIBRATED else ", so its posterior is too narrow"
     return (
         f"In simulations, 95% intervals of {method} contained the true parameter in "
         f"{' and '.join(texts)} of cases{more}."
@@ -271,6 +272,6 @@ def score_figure(part: DataFrame, sizes: dict[str, int]) -> tuple[Figure, str]:
     each = scores_by_client(part, sizes, by)
     summary = np.array([[*vars(one.score).values()] for one in each], dtype=float).T
     order = "" if len(each) > many.named() else "; fewest training rows first"
-    text = f"{KINDS[by]} of each client, with 95% intervals{order}."
+    text = f"{KINDS[by]} of each {nouns().client}, with 95% intervals{order}."
     fits = {"95% interval": tuple(summary)}
     return figures.forest(fits, [one.client for one in each], KINDS[by]), text

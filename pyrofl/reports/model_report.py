@@ -16,12 +16,15 @@ from pyrofl import figures
 from pyrofl.data.outlines import Hidden
 from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.checks import predictive_checks
+from pyrofl.inference.definition.seeds import separate
 from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.posteriors.export import SAMPLE_DIMS
+from pyrofl.inference.posteriors.export import SAMPLES
 from pyrofl.inference.posteriors.summary import ADDED, summarize
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.columns import variables
+from pyrofl.nouns import nouns
+from pyrofl.reports.client_results import client_sections
 from pyrofl.reports.first_page import (
     between,
     correction,
@@ -35,13 +38,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-MAX_ENTRIES = 1000  # of a program's variables that are summarized
-MAX_SHOWN = 6  # columns with a conditional effect, terms with a forest plot, sentences of one kind
+ENTRIES = 1000  # of a program's variables that are summarized
+SHOWN = 6  # columns with a conditional effect, terms with a forest plot, sentences of one kind
 CONTINUOUS, DISCRETE = ("mean", "sd", "max"), ("mean", "sd", "zeros")
-NUM_REPLICAS, MAX_CELLS = 1000, 5_000_000  # posterior predictive draws; numbers in all of them
+REPLICAS, CELLS = 1000, 5_000_000  # posterior predictive draws; numbers in all of them
 ENDS = ["2.5%", "97.5%"]
 TITLES = {
-    "forest": "Clients",
+    "forest": "",  # the clients, as the study calls them
     "conditional": "Conditional effects",
     "predictive": "Posterior predictive check",
     "convergence": "Parameter changes",
@@ -81,7 +84,7 @@ def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> P
         table = summarize(idata, names=variables_of(method))
         return ParameterTables(idata, table, ratios=effects.ratios(run) if has_ratios else None)
     every = idata["posterior"]
-    shown, left = fitting(every, MAX_ENTRIES) if var_names is None else (var_names, [])
+    shown, left = fitting(every, ENTRIES) if var_names is None else (var_names, [])
     table = summarize(idata, names={n: n for n in shown})
     return ParameterTables(idata, table, tuple(shown), left=tuple(left))
 
@@ -107,16 +110,16 @@ def drawings(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     posterior = parameter_tables.found["posterior"]  # of a server, it has no effects of clients
     groups = [one for one in method.design.groups if f"r_{one.name}" in posterior]
     terms = dict.fromkeys(label for one in groups for label in one.labels)
-    for k, term in enumerate(list(terms)[:MAX_SHOWN]):
-        text = f"{term} of each client or level, with 95% intervals"
+    for k, term in enumerate(list(terms)[:SHOWN]):
+        text = f"{term} of each {nouns().client} or level, with 95% intervals"
         yield f"forest-{k}", text, partial(effects.forest, run, term)
     names = variables(method.design.formula.population)[0]
     columns = [name for name in method.design.needed if name in names]
-    for k, column in enumerate(columns[:MAX_SHOWN]):
+    for k, column in enumerate(columns[:SHOWN]):
         text = f"Expected response by {column}; other columns at their means or first levels"
         yield f"conditional-{k}", text, partial(_conditional, run, column)
     if method.design.family.kind == "rows" and not isinstance(run.data, Hidden):
-        text = "Statistics of each client's responses, observed and predicted (95%)"
+        text = f"Statistics of each {nouns().client}'s responses, observed and predicted (95%)"
         yield "predictive", text, partial(_predictive, run)
 
 
@@ -151,11 +154,12 @@ def _effects(parameter_tables: ParameterTables) -> Figure:
 
 def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     posterior, whole = parameter_tables.found["posterior"], list[str]()
-    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLE_DIMS, "client")]
-    for name in shown[:MAX_SHOWN] if run.data.clients > 1 else ():
+    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLES, "client")]
+    for name in shown[:SHOWN] if run.data.clients > 1 else ():
         whole.append(name)
         draw = partial(_clients, posterior[name])
-        yield f"forest-{len(whole)}", f"{name} of each client, with 95% intervals.", draw
+        text = f"{name} of each {nouns().client}, with 95% intervals."
+        yield f"forest-{len(whole)}", text, draw
     if not whole and len(parameter_tables.table):
         yield "forest-0", "Parameters with 95% intervals.", partial(_table, parameter_tables.table)
     if not run.parameter_changes().empty:
@@ -164,7 +168,7 @@ def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing
 
 
 def _clients(value: Any) -> Figure:
-    draws = value.stack(draws=SAMPLE_DIMS).transpose("draws", "client").values
+    draws = value.stack(draws=SAMPLES).transpose("draws", "client").values
     summary = np.stack([draws.mean(0), *np.quantile(draws, [0.025, 0.975], axis=0)])
     labels = [str(c) for c in value["client"].values]
     return figures.forest({"95% interval": tuple(summary)}, labels, str(value.name))
@@ -182,7 +186,7 @@ def _conditional(run: Run, column: str) -> Figure:
 def _predictive(run: Run) -> Figure:
     method: Any = run.method
     is_discrete = method.design.family.support in ("count", "trials", "binary")
-    draws = min(NUM_REPLICAS, max(MAX_CELLS // len(run.data.y), 100))
+    draws = min(REPLICAS, max(CELLS // len(run.data.y), 100))
     table = predictive_checks(run, DISCRETE if is_discrete else CONTINUOUS, draws, progress=False)
     return figures.predictive_checks(table)
 
@@ -190,7 +194,7 @@ def _predictive(run: Run) -> Figure:
 def question(run: Run) -> str:
     """Return the question that a run answers, as far as its model states it."""
     n, method = run.data.clients, run.method
-    at = "one client" if n == 1 else f"{n} clients"
+    at = f"one {nouns().client}" if n == 1 else nouns().client.count(n)
     if not is_regression(run):
         shared = method.metadata.sites.partition(";")[0].removeprefix("shared by all clients: ")
         return f"What do the rows of {at} show about {shared or 'the model'}?"
@@ -210,7 +214,7 @@ def results(run: Run, parameter_tables: ParameterTables) -> list[str]:
     sentences = [*_terms(run, parameter_tables)]
     at = f"on the scale of the link {method.link}" if method.link != "identity" else ""
     for name, row in parameter_tables.table[parameter_tables.table.index.str.startswith("sd_")][
-        :MAX_SHOWN
+        :SHOWN
     ].iterrows():
         level = str(name).removeprefix("sd_")
         text = f"The standard deviation between levels of {level} is {number(row['median'])}"
@@ -239,7 +243,7 @@ def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
             0.0,
         )
         kind = "mean" if method.link == "identity" else f"{method.link} of the mean"
-    for label, row in table[: 2 * MAX_SHOWN].iterrows():
+    for label, row in table[: 2 * SHOWN].iterrows():
         term = str(label) if ratio else str(label)[2:-1]
         term, _, answer = term.partition(" (")
         versus = f" = {answer[:-1]} against {method.design.answers[0]}" if answer else ""
@@ -283,10 +287,10 @@ def _parameters(parameter_tables: ParameterTables) -> list[str]:
         value, labels = posterior[name], parameter_tables.table.index
         rows = parameter_tables.table[(labels == name) | labels.str.startswith(f"{name}[")]
         if "client" not in value.dims:
-            for label, row in rows[: MAX_SHOWN + 1 - len(sentences)].iterrows():
+            for label, row in rows[: SHOWN + 1 - len(sentences)].iterrows():
                 text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
                 sentences.append(text)
-        elif value.dims == (*SAMPLE_DIMS, "client") and len(rows) > 1:
+        elif value.dims == (*SAMPLES, "client") and len(rows) > 1:
             ends = (rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()])
             told = (
                 f"{number(row['mean'])} at {str(row.name)[len(name) + 1 : -1]} "
@@ -294,7 +298,7 @@ def _parameters(parameter_tables: ParameterTables) -> list[str]:
                 for row in ends
             )
             sentences.append(f"{name} goes from {' to '.join(told)}.")
-    return sentences[: 2 * MAX_SHOWN]
+    return sentences[: 2 * SHOWN]
 
 
 def sections(
@@ -316,7 +320,9 @@ def sections(
     method: Any = run.method
     sizes = run.data.sizes[: run.data.clients].tolist()
     names = run.data.names[: run.data.clients]
-    about = [("Data", f"{size_of(names, sizes, data)}; the rows stayed at the clients")]
+    about = [
+        ("Data", f"{size_of(names, sizes, data)}; the rows stayed at the {nouns().client.many}")
+    ]
     model = Section("Model")
     if is_regression(run):
         family = next(n for n, f in _families().items() if f is method.design.family)
@@ -328,9 +334,8 @@ def sections(
         model.note("The Pyro program that was fitted:").note(method.program(), "command")
     elif method.metadata.sites:
         about.append(("Model", method.metadata.sites.partition("; method:")[0]))
-    about.append(
-        ("Method", f"{method.name}, {number_of(run.state.number, 'round')}, seed {run.seed}")
-    )
+    rounds, seed = number_of(run.state.number, "round"), separate(run.seed).noise
+    about.append(("Method", f"{method.name}, {rounds}, seed {seed}"))
     if run.privacy:
         about.append(("Privacy", str(run.privacy)))
     certain, certain_sections = list[str](), list[Section]()
@@ -346,15 +351,19 @@ def sections(
     words = results(run, parameter_tables) if parameter_tables else []
     statuses = [("", run.status.kind, run.status.why)]
     page = first_page(about, words, first[0] if first else None, statuses, certain, problems)
-    clients = Section("Clients and rows")
-    clients.table(("client", "rows"), [(n, int(s)) for n, s in zip(names, sizes, strict=True)])
+    clients = Section(f"{nouns().client.title} and rows")
+    clients.table(
+        (str(nouns().client), "rows"), [(n, int(s)) for n, s in zip(names, sizes, strict=True)]
+    )
     for kind, title in TITLES.items():
         of_kind = [one for one in drawn[1:] if one[0].startswith(kind)]
         if of_kind:
-            section = Section(title)
+            section = Section(title or nouns().client.title)
             for _, text, figure in of_kind:
                 section.figure(figure, text)
             certain_sections.append(section)
+    if is_regression(run) and parameter_tables is not None:
+        certain_sections += client_sections(run, parameter_tables.found["posterior"])
     certain_sections += [clients, *([model] if model.parts else []), costs(run)]
     return [page, *certain_sections]
 

@@ -12,8 +12,9 @@ from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments import rows
 from pyrofl.files.run_folder import refuse_no_output
 from pyrofl.inference.definition.programs import Supervised
-from pyrofl.inference.evaluation.specification import default_evaluation
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.run import Run
+from pyrofl.nouns import nouns
 from pyrofl.reports import first_page as words
 from pyrofl.reports import model_report
 from pyrofl.reports.page import Section, page, write
@@ -105,7 +106,7 @@ def _check_var_names(run: Run, var_names: Sequence[str] | None) -> None:
 def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list[Section]]:
     """Return the title and the sections of the page of a network."""
     scores = run.evaluate_all()
-    main, names = default_evaluation(run.method), run.data.names[: run.data.clients]
+    main, names = default_model(run.method), run.data.names[: run.data.clients]
     sizes = dict(zip(names, run.data.sizes[: run.data.clients].tolist(), strict=True))
     method = run.method.name or "the method"
     table = rows.of_model(rows.of_run(run.data, scores), (method, *main))
@@ -126,9 +127,9 @@ def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list
         bins = {f"{main[0]} model": run.calibration(model=main[0], part=scores[0].part)}
         drawn = figures.reliability(bins), "Fraction of correct predictions by stated probability."
     first = words.first_page(about, sentences, drawn, statuses, certain, problems)
-    clients = Section("Clients").table(*words.score_table(table, sizes))
+    clients = Section(nouns().client.title).table(*words.score_table(table, sizes))
     every = Section("Scores").table(
-        ("model", "adaptation", "population", "score", "mean of clients"),
+        ("model", "adaptation", "population", "score", f"mean of {nouns().client.many}"),
         [
             (s.model, s.adaptation, s.population, name, s.mean(name))
             for s in scores

@@ -52,7 +52,7 @@ WITHOUT_TORCH = {
     "pyrofl list": 0,
     "pyrofl list methods": 0,
     "pyrofl run --help": 0,
-    "pyrofl flower join --help": 0,
+    "pyrofl study join --help": 0,
     "pyrofl regress --help": 0,
     "pyrofl run fedavg --rouds 3": 2,
     "pyrofl run fedavg --rounds 0": 2,

@@ -22,6 +22,7 @@ from messy_hospitals import LOGISTIC, study
 import pyrofl
 from pyrofl import federations
 from pyrofl.flower.processes import connect, free_port, process_group, wait_for_port, words_of
+from pyrofl.flower.template import write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
@@ -61,7 +62,7 @@ def test_all_methods_in_one_run_are_those_of_the_loop(tmp_path):
 
 
 def test_the_commands_of_flower_run_a_project(tmp_path):
-    """No setting is filled in by `pyrofl flower`: results go to run/ in the project."""
+    """No setting is filled in by `pyrofl study`: results go to run/ beside the study file."""
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SETTINGS[:1])
     port = free_port()
     with process_group(tmp_path / "flower") as group:
@@ -74,8 +75,9 @@ def test_the_commands_of_flower_run_a_project(tmp_path):
             words = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
             words += ["--port", str(free_port()), "--node-config", words_of(node)]
             group.start(name, ["flower-supernode", *words])
-        folder = words_of({"project": str(project.folder)})
-        group.ask("flwr", "run", str(project.folder), "here", "--run-config", folder)
+        app = write_app(tmp_path / "app")
+        folder = words_of({"project": str(project.file)})
+        group.ask("flwr", "run", str(app), "here", "--run-config", folder)
         until((project.folder / "run/end.json").exists)
     end = json.loads((project.folder / "run/end.json").read_text())
     assert (end["code"], end["error"]) == (0, "")
@@ -103,9 +105,9 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     assert f"{name}: {rounds}" in run.stderr
     corrected = {
         "eight_schools": "draws are not corrected; the draws are of the exact posterior",
-        "mixed": "draws are corrected by importance weights; Pareto k is 0.",
+        "mixed": r"draws are corrected by importance weights; Pareto k is -?0\.",
     }
-    assert f"posterior.nc: {corrected[name]}" in run.stdout
+    assert re.search(f"posterior.nc: {corrected[name]}", run.stdout)
     if name == "mixed":  # whose sites have one client each
         no_axis_of_rows(out, least=4)
 
@@ -128,7 +130,7 @@ def test_a_regression_by_formula_has_the_estimates_of_one_process(tmp_path):
     here = pyrofl.fit(method, tables, 4, stop_when="converged", progress=False, chunk_size=1)
     out = tmp_path / "out/regression"
     stored = out / "server/server.safetensors"
-    hospitals.same_draws(stored, here, 1e-4)
+    hospitals.same_draws(stored, here, 1e-3)  # its chains amplify rounding of other sums
     found = pd.read_csv(out / "estimates.csv", index_col="parameter")
     expected = hospitals.at_server(stored, here).summary(1000)
     for column in ("mean", "sd"):

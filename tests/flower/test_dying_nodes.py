@@ -17,8 +17,9 @@ from deployed import left, same, until
 from hospitals import NAMES
 
 from pyrofl.experiments.console import Stopped
-from pyrofl.flower.commands import kept_by, run, serve_on, start_node
+from pyrofl.flower.commands import kept_by, serve_on, start_node, submit
 from pyrofl.flower.processes import ProcessGroup, connect, end, free_port, marked, process_group
+from pyrofl.flower.template import write_app
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
@@ -94,14 +95,20 @@ def missed(out: Path, project: Any) -> list[set[str]]:
     return found[0]
 
 
-def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
+def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path, monkeypatch):
     project = hospitals.project(
         tmp_path / "p",
         methods=("fedavg", "scaffold", "pvi", "pfedvem"),
         settings=("epochs=1",),
         rounds=6,
     )
-    (project.folder / "study/client_app.py").write_text(FAULTS)
+
+    def app_with_faults(folder):
+        path = write_app(folder)
+        (path / "study/client_app.py").write_text(FAULTS)
+        return path
+
+    monkeypatch.setattr("pyrofl.flower.commands.write_app", app_with_faults)
     out, port = tmp_path / "out", free_port()
     states = {name: out / "sites" / name for name in NAMES}
     for name, number, kind in (
@@ -121,7 +128,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
 
         def start(name: str) -> None:
             rows = str(project.folder / f"sites/{name}.csv")
-            node = {"name": name, "project": str(project.folder), "data": rows}
+            node = {"name": name, "project": str(project.file), "data": rows}
             node |= {"state": str(states[name])}
             start_node(group, name, f"127.0.0.1:{port}", node, ["--insecure"])
 
@@ -129,7 +136,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
         connect(group.home, f"127.0.0.1:{port}")
         for name in NAMES:
             start(name)
-        first = threads.submit(run, args, group, project, out)
+        first = threads.submit(submit, args, group, project, out)
         until(lambda: (states["hospital_3"] / "done-4").exists())
         kill(group, "hospital_3")  # during round 4
         start("hospital_3")
@@ -142,7 +149,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
             first.result()
         until(lambda: not [p for p in marked(group.mark) if b"serverapp" in cmdline(p)])
         serve_on(group, "127.0.0.1", port, kept_by(group))
-        ended = run(args, group, project, out)
+        ended = submit(args, group, project, out)
     print(log.read_text())
     assert ended["code"] == 0
     assert not left(tmp_path)

@@ -59,16 +59,16 @@ class ByFiles:
     def exchange(self, *more: str) -> int:
         words = ["exchange", str(self.project.folder), "--nodes", str(self.folder / "nodes")]
         words += ["--key", str(self.folder / "keys/server.key"), "--out", str(self.out)]
-        return main(["flower", *words, "--messages", str(self.messages), *more])
+        return main(["study", *words, "--messages", str(self.messages), *more])
 
     def answer(self, name: str, *more: str, request: Path | None = None, yes: bool = True) -> int:
         words = ["answer", str(request or self.request(name)), "--name", name]
         words += ["--data", str(self.project.folder / f"sites/{name}.csv")]
-        words += ["--state", str(self.folder / name), "--project", str(self.project.folder)]
+        words += ["--state", str(self.folder / name), "--study", str(self.project.folder)]
         words += ["--key", str(self.folder / f"nodes/{name}.key")]
         words += ["--server-key", str(self.folder / "keys/server.pub")]
         words += ["--rules", lenient(self.folder), *(["--yes"] if yes else [])]
-        return main(["flower", *words, *more])
+        return main(["study", *words, *more])
 
     def request(self, name: str) -> Path:
         (path,) = self.messages.glob(f"{name}-request-*.json")
@@ -168,11 +168,10 @@ def test_a_study_by_files_equals_one_by_messages_bit_for_bit(kind, tmp_path, cap
     else:
         words = ["--data", table, "--client", names[0], "--out", str(tmp_path / "new.csv")]
         assert main(["predict", folder, *words]) == 2
-        place = "a script" if kind == "regression" else "pyrofl flower predict STATE"
-        assert place in capsys.readouterr().err
-    if kind == "mixed":
+        assert "`pyrofl study predict STATE` at a site" in capsys.readouterr().err
+    if kind in ("mixed", "regression"):
         words = [str(by_files.folder / names[0]), "--rows", table, "--out", str(tmp_path / "o.csv")]
-        assert main(["flower", "predict", *words]) == 0
+        assert main(["study", "predict", *words]) == 0
 
 
 def test_a_site_that_is_late_by_a_round_misses_it(tmp_path, capsys):
@@ -417,12 +416,10 @@ REFUSED_REQUESTS = {
     ),
     "other project": (
         lambda s, t: (
-            edited(
-                s.project.folder / "pyproject.toml", lambda x: x.replace("seed = 0", "seed = 1")
-            ),
+            edited(s.project.folder / "study.yaml", lambda x: x.replace("{", '{"seed": 1,', 1)),
             s.answer("hospital_1"),
         )[1],
-        "p has changed since request 1; expected the project of the server",
+        "study.yaml has changed since request 1; expected the study file of the server",
     ),
     "out is the table": (
         lambda s, t: s.answer(
@@ -567,8 +564,8 @@ def test_problems_of_a_table_are_printed_before_anything_leaves(kind, command, t
     if command == "answer":
         assert by_files.answer("bern") == 2
     else:
-        words = ["--name", "bern", "--project", str(project.folder), "--data", str(path)]
-        assert main(["flower", "join", "127.0.0.1:1", *words, "--state", str(tmp_path / "s")]) == 2
+        words = ["--name", "bern", "--study", str(project.folder), "--data", str(path)]
+        assert main(["study", "join", "127.0.0.1:1", *words, "--state", str(tmp_path / "s")]) == 2
     said = capsys.readouterr()
     assert re.search(text, said.out)
     assert "bern.csv has 1 problem that would make the study wrong" in said.err

@@ -45,7 +45,7 @@ class Study:
 
     def join(self, log: str, name: str, key: str, ca: str, port: int) -> subprocess.Popen[bytes]:
         rows = ["--data", str(self.project.folder / f"sites/{name}.csv"), "--name", name]
-        more = ["--state", str(self.folder / log), "--project", str(self.project.folder)]
+        more = ["--state", str(self.folder / log), "--study", str(self.project.folder)]
         safe = ["--key", key, "--ca", ca]
         words = [f"127.0.0.1:{port}", *rows, *more, *safe]
         return started(self.folder / f"{log}.log", "join", *words)

@@ -70,7 +70,7 @@ def test_a_study_has_the_posterior_of_one_process(name, tmp_path):
     facts = json.loads((tmp_path / "out" / name / "run.json").read_text())
     for told in (store.table(), facts["ending"], "\n".join(said)):
         assert line in told
-        assert ("raise rounds in pyproject.toml" in told) == (status == "not converged")
+        assert ("raise rounds in the study file" in told) == (status == "not converged")
     is_exact = name == "eight_schools"
     assert facts["corrected"] == ("no: the draws are of the exact posterior" if is_exact else "yes")
     assert bool(weighed(transport)) != is_exact

@@ -43,7 +43,7 @@ def test_it_predicts_as_the_run_in_one_process(group, tmp_path, capsys):
         run = Run(method, data, looped(project, name), project.seed)
         for site in NAMES[:2]:
             file, out = project.folder / f"sites/{site}.csv", tmp_path / f"{name}-{site}.csv"
-            words = ["flower", "predict", str(tmp_path / site), "--rows", str(file)]
+            words = ["study", "predict", str(tmp_path / site), "--rows", str(file)]
             assert main([*words, "--out", str(out), "--method", name]) == 0
             found = table(out)
             x = torch.tensor(
@@ -70,7 +70,7 @@ def test_what_cannot_be_predicted_is_one_line(tmp_path, monkeypatch, capsys):
     stores["ditto"].finish()
     rows, out = str(project.folder / "sites/hospital_1.csv"), str(tmp_path / "p.csv")
     words = [
-        "flower",
+        "study",
         "predict",
         str(tmp_path / "hospital_1"),
         "--rows",

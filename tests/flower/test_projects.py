@@ -60,14 +60,17 @@ def project(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"color": "red"}, "unknown entry 'color'; expected some of methods, features, target"),
+        (
+            {"color": "red"},
+            "study.yaml: unknown entry 'color'; expected one of methods",
+        ),
         ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),
         ({"rounds": "ten"}, "rounds is 'ten'; expected a whole number"),
         ({"dtype": "float16"}, "dtype is 'float16'; expected one of float32, float64"),
         ({"classes": ()}, r"classes is \(\); expected two names or more for categorical"),
         ({"classes": ("no", "no")}, "expected distinct names, found 'no' twice"),
         ({"likelihood": "cauchy"}, "likelihood is 'cauchy'; expected one of categorical"),
-        ({"methods": ()}, "methods is missing; expected it in"),
+        ({"methods": ()}, "methods is missing; expected it, or a formula"),
         ({"methods": ("fedavg", "f.py:fedavg")}, "names of methods: expected distinct names"),
         ({"features": ("age", "recovered")}, "expected no target and no client column among them"),
         ({"test_fraction": 1.0}, "test_fraction is 1.0; expected a number from 0 to below 1"),
@@ -79,13 +82,16 @@ def test_settings_that_are_wrong_are_refused(project, change, told):
 
 
 def test_a_folder_that_is_no_project_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a project folder, as `pyrofl flower new`"):
+    with pytest.raises(ValueError, match=r"expected a study file, as `pyrofl study new`"):
         Project.read(tmp_path)
-    (tmp_path / "pyproject.toml").write_text("[tool]\n")
-    with pytest.raises(ValueError, match=r"has no table \[tool\.pyrofl\]"):
+    (tmp_path / "study.yaml").write_text("")
+    with pytest.raises(ValueError, match="has no entries; expected lines such as `rounds: 10`"):
         Project.read(tmp_path)
-    (tmp_path / "pyproject.toml").write_text("[tool\n")
-    with pytest.raises(ValueError, match="expected TOML"):
+    (tmp_path / "study.yaml").write_text("rounds: [1\n")
+    with pytest.raises(ValueError, match="cannot be read: while parsing a flow sequence"):
+        Project.read(tmp_path)
+    (tmp_path / "study.yaml").write_text("rounds: 1\nrounds: 2\n")
+    with pytest.raises(ValueError, match="'rounds' is given more than once"):
         Project.read(tmp_path)
 
 
@@ -178,10 +184,10 @@ def test_a_message_that_grows_with_the_rows_is_refused(project, monkeypatch):
     ("words", "told"),
     [
         (["up", "{p}", "--sites", "9"], "holds 3 CSV files; expected one for each of --sites 9"),
-        (["up", "{p}/sites"], "expected a project folder"),
+        (["up", "{p}/sites"], "expected a study file"),
         (["up", "{p}", "--timeout", "0"], "--timeout: found '0'; expected a number above 0"),
         (["up", "{p}", "--set"], "unrecognized arguments: --set"),
-        (["new", "{p}"], "is not empty, it holds LICENSE"),
+        (["new", "{p}"], "is not empty, it holds s"),
         (["serve", "{p}", "--host", "0.0.0.0"], "--cert is None; expected a file, as others reach"),
         (["serve", "{p}", "--port", "70000"], "expected a whole number of at most 65535"),
         (["join", "nowhere"], "the following arguments are required: --data, --name, --state"),
@@ -197,7 +203,7 @@ def test_a_message_that_grows_with_the_rows_is_refused(project, monkeypatch):
                         "h",
                         "--state",
                         "{p}/s",
-                        "--project",
+                        "--study",
                         "{p}",
                     ]
                 ),
@@ -211,7 +217,7 @@ def test_a_message_that_grows_with_the_rows_is_refused(project, monkeypatch):
 def test_commands_refuse_in_one_line(project, words, told, capsys, monkeypatch):
     monkeypatch.setattr("pyrofl.flower.commands.program", lambda name: name)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started"))
-    assert main(["flower", *(word.replace("{p}", str(project.folder)) for word in words)]) == 2
+    assert main(["study", *(word.replace("{p}", str(project.folder)) for word in words)]) == 2
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == 1
@@ -222,13 +228,13 @@ def test_up_refuses_rows_and_methods_before_anything_starts(project, capsys, mon
     monkeypatch.setattr("pyrofl.flower.commands.program", lambda name: name)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started"))
     changed(project.folder, methods=("fedbabu",))
-    assert main(["flower", "up", str(project.folder)]) == 2
+    assert main(["study", "up", str(project.folder)]) == 2
     assert "fedbabu: head is 'head.*'; expected patterns of some" in capsys.readouterr().err
     changed(project.folder, methods=("fedavg",))
     file = project.folder / "sites/hospital_3.csv"
     file.write_text(file.read_text() + "1,2,x,yes\n")
-    assert main(["flower", "up", str(project.folder)]) == 2
-    assert "hospital_3.csv: column pressure" in capsys.readouterr().err
+    assert main(["study", "up", str(project.folder)]) == 2
+    assert "hospital_3.csv  pressure  has 'x' in line 92" in capsys.readouterr().out
 
 
 def test_join_shows_what_will_leave_before_anything_starts(project, capsys, monkeypatch):
@@ -244,7 +250,7 @@ def test_join_shows_what_will_leave_before_anything_starts(project, capsys, monk
         "--state",
         str(project.folder / "s"),
     ]
-    assert main(["flower", *words, "--project", str(project.folder), "--show"]) == 0
+    assert main(["study", *words, "--study", str(project.folder), "--show"]) == 0
     said = capsys.readouterr().out
     assert "What leaves this site, and no row of it:" in said
     assert re.search(r"pfedvem  reply  +up/mean/head.weight  +\[1, 2, 3\] +48 bytes\n", said)
@@ -260,7 +266,7 @@ def test_without_flower_one_line_says_what_to_install(project, capsys, monkeypat
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(ValueError, match=r"expected pip install -e '\.\[flower\]'"):
         apps.flower()
-    assert main(["flower", "up", str(project.folder)]) == 2
+    assert main(["study", "up", str(project.folder)]) == 2
     assert "expected pip install -e '.[flower]' in the clone\n" in capsys.readouterr().err
     assert not (project.folder / "run").exists()
 

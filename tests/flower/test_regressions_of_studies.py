@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import site_studies
 from hospitals import Wire, lenient
+from hospitals import project as network_study
 from messy_hospitals import LINEAR, LOGISTIC, hospitals, study
 
 pytest.importorskip("formulae")
@@ -23,7 +24,6 @@ from pyrofl.experiments.console import Stopped
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.tables import read_site_tables
-from pyrofl.flower.template import new
 from pyrofl.inference import hmc
 
 SOON = ServerSettings(3, 3, 0.0)
@@ -208,7 +208,7 @@ def test_too_many_rounds_are_refused(tmp_path):
 
 def test_rules_are_checked_before_a_site_joins(tmp_path, capsys):
     project = study(tmp_path / "p", LINEAR[0])
-    words = ["flower", "join", "127.0.0.1:1", "--name", "chur", "--project", str(project.folder)]
+    words = ["study", "join", "127.0.0.1:1", "--name", "chur", "--study", str(project.folder)]
     words += [
         "--data",
         str(tmp_path / "p/sites/chur.csv"),
@@ -227,7 +227,7 @@ def test_a_rehearsal_prints_the_rule_and_the_rows_that_messages_reveal(tmp_path,
     frames = site_studies.hospitals()
     frames["bern"].loc[6, "arm"] = "z"
     project = study(tmp_path / "p", "score ~ age + arm", frames)
-    words = ["flower", "rehearse", str(project.folder), "--name", "bern", "--data"]
+    words = ["study", "rehearse", str(project.folder), "--name", "bern", "--data"]
     assert main([*words, str(tmp_path / "p/sites/bern.csv")]) == 0
     said = capsys.readouterr().out
     assert "the rules forbid this study: bern: rule min-level-rows: column arm has" in said
@@ -242,7 +242,7 @@ def test_a_rehearsal_prints_the_rule_and_the_rows_that_messages_reveal(tmp_path,
 
 
 def test_a_rehearsal_needs_a_formula(tmp_path, capsys):
-    new(tmp_path / "p")
+    network_study(tmp_path / "p")
     data = str(tmp_path / "p/sites/hospital_1.csv")
-    assert main(["flower", "rehearse", str(tmp_path / "p"), "--data", data]) == 2
-    assert "p has no formula; expected a study with one" in capsys.readouterr().err
+    assert main(["study", "rehearse", str(tmp_path / "p"), "--data", data]) == 2
+    assert "p/study.yaml has no formula; expected a study with one" in capsys.readouterr().err

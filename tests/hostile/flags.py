@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from certificates import node_key
 from hostile.case import DONE, LIKE, NOBODY, OUT, REFUSED, Case, shown
 from hypothesis import strategies as st
 
@@ -19,10 +20,13 @@ LITTLE = "--set epochs=1 num_particles=1"
 RUN = f"run fedavg --out {OUT}"
 COMPARE = f"compare local fedavg --seeds 1 --out {OUT} {SCHOOLS}"
 TUNE = f"tune fedavg --out {OUT} {DIGITS.replace('--posterior-draws 0', '')}"
-SERVE, CERTIFIED = "flower serve p", "--cert=p/LICENSE --cert-key=p/LICENSE --ca=p/LICENSE"
+SERVE, CERT = "study serve p", "p/study.yaml"
+CERTIFIED = f"--cert={CERT} --cert-key={CERT} --ca={CERT}"
 ROWS = "p/sites/hospital_1.csv"
-JOIN = f"flower join --name=hospital_1 --data={ROWS} --state=state --project=p"
-AT_SITE = f"flower predict full --rows {ROWS} --out o.csv"
+JOIN = f"study join --name=hospital_1 --data={ROWS} --state=state --study=p"
+EXCHANGE = "study exchange p --nodes=keys/nodes"
+ANSWER = f"study answer --name=hospital_1 --data={ROWS} --state=state --study=p --yes"
+AT_SITE = f"study predict full --rows {ROWS} --out o.csv"
 EITHER = (DONE, REFUSED)
 MOST = "1" + 30 * "0"  # no machine has that many of anything
 LONG = 5000 * "x"
@@ -62,7 +66,7 @@ NUMBERS: list[Rule] = [
     (COMPARE, "--seeds", 1, (REFUSED,)),
     *((TUNE, flag, 1, (REFUSED,)) for flag in ("--trials", "--tune-seeds")),
     *((f"{SERVE} --cert x", flag, 1, (REFUSED,)) for flag in ("--sites", "--min-sites", "--port")),
-    ("flower join 127.0.0.1:1 --show", "--min-scored-rows", 1, (REFUSED,)),
+    ("study join 127.0.0.1:1 --show", "--min-scored-rows", 1, (REFUSED,)),
     ("describe", "--min-count", 1, (REFUSED,)),
     (AT_SITE, "--draws", 1, (REFUSED,)),
     ("predict run --data new.csv --out out.csv", "--draws", 1, (REFUSED,)),
@@ -204,6 +208,9 @@ def project(folder: Path) -> None:
     new(folder / "p")
     (folder / "nodes").mkdir()
     (folder / "nodes/site.pub").write_text("ecdsa\n")
+    for number in (1, 2, 3):
+        node_key(folder / "keys/nodes", f"hospital_{number}")
+    node_key(folder / "keys", "server")
 
 
 def fitted_places(folder: Path) -> None:
@@ -257,17 +264,17 @@ REFUSING: dict[str, tuple[str, ...]] = {
         "run",
     ),
     **{
-        f"{SERVE} --nodes=nodes {CERTIFIED.replace(f'{flag}=p/LICENSE', f'{flag}={GAP}')}": NO_FILE
+        f"{SERVE} --nodes=nodes {CERTIFIED.replace(f'{flag}={CERT}', f'{flag}={GAP}')}": NO_FILE
         for flag in ("--cert", "--cert-key", "--ca")
     },
     f"{SERVE} {CERTIFIED} --nodes={GAP}": NO_FILE,
     f"{SERVE} --host={GAP}": ("", "a\0b", "0.0.0.0"),
-    f"flower up -- {GAP}": (".", "missing", "full", "file", "fifo", "p/sites", "", "a\0b", LONG),
-    f"flower serve -- {GAP}": (".", "missing", "full", "file", "fifo", "p/sites", "", "a\0b", LONG),
-    f"flower new -- {GAP}": ("full", "file", "fifo", "null", "file/below", "", "a\0b", "/proc/x"),
+    f"study up -- {GAP}": (".", "missing", "full", "file", "fifo", "p/sites", "", "a\0b", LONG),
+    f"study serve -- {GAP}": (".", "missing", "full", "file", "fifo", "p/sites", "", "a\0b", LONG),
+    f"study new -- {GAP}": ("full", "file", "fifo", "null", "file/below", "", "a\0b", "/proc/x"),
     f"{JOIN} --show -- {GAP}": NO_ADDRESSES,
     f"{JOINING} 127.0.0.1:1 --show --data={GAP}": NO_FILE,
-    f"{JOIN} --show --project={GAP} 127.0.0.1:1": NO_FILE,
+    f"{JOIN} --show --study={GAP} 127.0.0.1:1": NO_FILE,
     f"{JOIN} --show --rules={GAP} 127.0.0.1:1": NO_FILE,
     f"check {ROWS} --encoding={GAP}": ("", "zzz", "a\0b", "zlib_codec", LONG),
     f"check {ROWS} --formula={GAP}": ("", "y", "y ~ ~ x", "a\0b", LONG),
@@ -277,24 +284,37 @@ REFUSING: dict[str, tuple[str, ...]] = {
     f"check {ROWS} --columns zzz --na={GAP}": ("", "a\0b", "NA"),
     f"check -- {GAP}": NO_FILE,
     f"describe -- {GAP}": NO_FILE,
-    f"{JOIN} --ca=p/LICENSE --key={GAP} 10.0.0.1:1": NO_FILE,
-    f"{JOIN} --key=p/LICENSE --ca={GAP} 10.0.0.1:1": NO_FILE,
+    f"{JOIN} --ca=p/study.yaml --key={GAP} 10.0.0.1:1": NO_FILE,
+    f"{JOIN} --key=p/study.yaml --ca={GAP} 10.0.0.1:1": NO_FILE,
     f"{JOIN} --show --name={GAP} 127.0.0.1:1": NAMES,
     f"{JOIN} --state={GAP} 127.0.0.1:1": ("", "a\0b"),
     f"{SERVE} --timeout={GAP}": ("-1", "nan", "ten", "", "inf", "0", LONG),
     f"{SERVE} --cert x --port={GAP}": ("65536",),
-    "flower -x": ("",),
+    "study -x": ("",),
+    f"study run -- {GAP}": (".", "missing", "file", "fifo", "p/sites", "", "a\0b", LONG),
+    f"study run p --data={GAP}": ("missing", "full", "file", "fifo", "", "a\0b", LONG),
+    f"study check p -- {GAP}": NO_FILE,
+    f"study check --  {GAP} {ROWS}": ("missing", "full", "file", "fifo"),
+    f"study rehearse p --data={GAP}": NO_FILE,
+    f"{EXCHANGE} --key={GAP}": NO_FILE,
+    f"study exchange p --key=keys/server.key --nodes={GAP}": NO_FILE,
+    f"{EXCHANGE} --key=keys/server.key --without={GAP}": ("", "zzz", "a\0b", "hospital_1,zzz"),
+    f"{EXCHANGE} --key=keys/server.key --ask-again={GAP}": ("", "zzz", "a\0b", "hospital_1,zzz"),
+    f"{EXCHANGE} --key=keys/server.key --messages={GAP}": ("", "file", "fifo", "null", "a\0b"),
+    f"{ANSWER} --key=keys/server.key --server-key=keys/server.pub -- {GAP}": NO_FILE,
+    f"{ANSWER} --key=keys/server.key request.json --server-key={GAP}": NO_FILE,
+    f"{ANSWER} --server-key=keys/server.pub request.json --key={GAP}": NO_FILE,
     **{
         f"{AT_SITE} {f}={GAP}": ("", "zzz", "a\0b", LONG)
         for f in ("--method", "--client", "--model")
     },
-    f"flower predict --rows {ROWS} --out o.csv -- {GAP}": NO_FILE,
-    f"flower predict full --out o.csv --rows={GAP}": NO_FILE,
-    f"flower predict full --rows {ROWS} --out={GAP}": NO_FILE,
+    f"study predict --rows {ROWS} --out o.csv -- {GAP}": NO_FILE,
+    f"study predict full --out o.csv --rows={GAP}": NO_FILE,
+    f"study predict full --rows {ROWS} --out={GAP}": NO_FILE,
 }
 TAKING: dict[str, tuple[str, ...]] = {
     f"run fedavg {SCHOOLS} {LITTLE} --out={GAP}": FREE,
-    f"flower new -- {GAP}": ("new", "empty", "new/deep/er", "名 字"),
+    f"study new -- {GAP}": ("new", "empty", "new/deep/er", "名 字"),
     f"{JOIN} --show --no-scores 127.0.0.1:1": ("",),
 }
 

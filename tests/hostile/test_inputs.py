@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as how
 from hypothesis.strategies import SearchStrategy
 
-from pyrofl.cli.parser import COMMANDS, FLOWER
+from pyrofl.cli.parser import COMMANDS, STUDIES
 
 KINDS: dict[str, SearchStrategy[Case]] = {
     "whole numbers": flags.whole(),
@@ -84,11 +84,9 @@ def test_every_flag_and_setting_has_its_rule() -> None:
     known = " ".join([*(line for table in tables for line in table), *lines.LINES.values()])
     words = {*re.split("[ =~>]", known), *(rule[1] for rule in flags.NUMBERS)}
     some = [row for _, _, rows in COMMANDS.values() for row in rows]
-    some += [row for _, rows in FLOWER.values() for row in rows]
+    some += [row for _, rows in STUDIES.values() for row in rows]
     rows = {row.flag for row in some if row.flag.startswith("--")}
     others = {"--question", "--no-figures"}  # which take any text, and no value
-    # Odd values of the flags of studies by files are in tests/flower/test_files.py.
-    others |= {"--messages", "--ask-again", "--yes", "--without", "--server-key"}
     assert rows - words <= {"--config", "--data-dir", "--deterministic", "--rejoin", *others}
     lacking = [n for m, n in settings.known() if (m, n) not in settings.OTHERS]
     assert set(lacking) <= settings.KINDS.keys()

@@ -67,7 +67,7 @@ def accuracies(trial: Trial, run) -> dict[str, float | None]:
 
 BASE = Settings(
     partition="slices:5",
-    test="same_classes",
+    test="labels_global",
     rounds=100,
     participation="bernoulli:0.1",
     words=("epochs=5", "base_epochs=5", "batch=10", "num_particles=5"),

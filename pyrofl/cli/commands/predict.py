@@ -31,7 +31,7 @@ from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.evaluation.predictions import Predictions, refuse_trained_clients
-from pyrofl.inference.evaluation.specification import default_evaluation
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.privacy.differential_privacy import with_privacy
@@ -93,17 +93,17 @@ def refuse_own_program(folder: Path) -> None:
     path = folder / "run.json"
     facts = run_json.read(path) if os.path.lexists(path) else {}
     experiment = facts.get("experiment")
-    if isinstance(experiment, dict) and "formula" in experiment:
-        raise ValueError(
-            f"{folder} holds a regression, whose predictions need a script; expected `predict` of "
-            "the Run that pyrofl.fit returns"
-        )
     project = facts.get("project")
+    if isinstance(experiment, dict) and "formula" in experiment:
+        cure = "`predict` of the Run that pyrofl.fit returns, in a script"
+        if project:
+            cure = "`pyrofl study predict STATE` at a site, which has the effects of its clients"
+        raise ValueError(f"{folder} holds a regression; expected {cure}")
     specs = project.get("methods", []) if isinstance(project, dict) else []
     if any(".py:" in str(spec) for spec in specs):
         raise ValueError(
             f"{folder} holds a program of a study, whose effects of clients are at the sites; "
-            "expected `pyrofl flower predict STATE` at a site"
+            "expected `pyrofl study predict STATE` at a site"
         )
 
 
@@ -146,7 +146,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 def adapts(run: Run, args: Namespace) -> bool:
     """Return whether predictions need the client's training rows, because its model is adapted."""
-    view, adaptation = default_evaluation(run.method)
+    view, adaptation = default_model(run.method)
     is_requested = args.model in (None, view) and not args.unadapted
     return is_requested and adaptation != "none" and not args.new_client
 

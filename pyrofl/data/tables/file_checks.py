@@ -33,18 +33,18 @@ from pyrofl.data.tables.data_quality import (
     of_numbers,
     spellings,
 )
-from pyrofl.data.tables.row_checks import frame_copy_warnings
+from pyrofl.data.tables.dictionary import ColumnEntry, dictionary_problems, near_header
+from pyrofl.data.tables.row_checks import frame_warnings
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 
 SEPARATORS = (",", ";", "\t", "|")
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ALL_FILES = "all files"
-# Ratio of equal letters of two names, from which one may be meant for the other.
-MIN_NAME_SIMILARITY = 0.8
+SIMILAR = 0.8  # ratio of equal letters of two names, from which one may be meant for the other
 MAX_LEVELS = 40  # levels of a column whose spellings are compared
 MIN_NUMBERS = 0.5  # part of the cells of a column of numbers that are numbers in most files
-NUM_SAMPLED_LINES = 200  # lines on which a format is guessed
+SAMPLE = 200  # lines on which a format is guessed
 
 
 class FileFormat(NamedTuple):
@@ -93,6 +93,7 @@ def check_files(
     *,
     numbers: Collection[str] = (),
     client: str = "",
+    dictionary: Mapping[str, ColumnEntry] | None = None,
     separator: str = "",
     encoding: str = "",
     decimal: str = "",
@@ -105,6 +106,7 @@ def check_files(
         needed: columns that a study uses; () is all columns that most files have.
         numbers: those of them that must hold numbers.
         client: column with the names of clients; "" if each file is of one.
+        dictionary: column -> type, unit, range and levels, which cells must have.
         separator: mark between cells; "" is guessed, and so are the next two.
         encoding: encoding of the text.
         decimal: mark before decimals.
@@ -137,12 +139,14 @@ def check_files(
             cure = "save it as CSV UTF-8, with commas between cells and decimal points"
             problems.append(Problem(name, "", f"has {form}", cure))
     needed = tuple(name for name in needed if name != client) or usual_columns(files)
-    used = {name: _matched(name, table, needed, problems) for name, table in files.items()}
+    entries = dictionary or {}
+    used = {name: _matched(name, table, needed, entries, problems) for name, table in files.items()}
     for column in needed:
         parts = {name: table[column] for name, table in used.items() if column in table}
-        problems += _of_column(column, parts, column in numbers)
+        entry = entries.get(column) or (ColumnEntry("number") if column in numbers else None)
+        problems += _of_column(column, parts, entry)
     if len(frames := _frames(files)) > 0:
-        texts = map(_split, frame_copy_warnings(frames))
+        texts = map(_split, frame_warnings(frames))
         problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
     guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
     order = [*(Path(path).name for path in paths), *files]
@@ -161,7 +165,7 @@ def guess_format(
     with open(path, "rb") as file:
         start = file.read(1_000_000)
     encoding = encoding or _encoding(start)
-    lines = start.decode(encoding, errors="replace").splitlines()[:NUM_SAMPLED_LINES]
+    lines = start.decode(encoding, errors="replace").splitlines()[:SAMPLE]
     if not separator:
         counts = {mark: _columns_of(lines, mark) for mark in SEPARATORS}
         separator = max(SEPARATORS, key=lambda mark: counts[mark])
@@ -254,7 +258,11 @@ def usual_columns(files: Mapping[str, Mapping[str, Column]]) -> tuple[str, ...]:
 
 
 def _matched(
-    file: str, table: dict[str, Column], needed: Sequence[str], problems: list[Problem]
+    file: str,
+    table: dict[str, Column],
+    needed: Sequence[str],
+    dictionary: Mapping[str, ColumnEntry],
+    problems: list[Problem],
 ) -> dict[str, Column]:
     """Return the needed columns, also those of a similar name, and add problems of names."""
     columns = {name: table[name] for name in needed if name in table}
@@ -262,19 +270,23 @@ def _matched(
     for name in needed:
         if name in table:
             continue
-        near = get_close_matches(key_of(name), others, 1, MIN_NAME_SIMILARITY)
-        if not near:
+        other, cure = near_header(name, [*others.values()], dictionary.get(name))
+        if not other and (near := get_close_matches(key_of(name), others, 1, SIMILAR)):
+            other, cure = others[near[0]], f"rename it {name}"
+        if not other:
             cure = "add it, or leave it out of the study"
             problems.append(Problem(file, name, "is missing", cure))
             continue
-        other = others.pop(near[0])
-        problems.append(Problem(file, name, f"is called {other!r}", f"rename it {name}"))
+        del others[key_of(other)]
+        problems.append(Problem(file, name, f"is called {other!r}", cure))
         columns[name] = replace(table[other], name=name)
     return columns
 
 
-def _of_column(name: str, parts: Mapping[str, Column], needs_numbers: bool) -> Iterator[Problem]:
-    """Yield the problems of a column in all files."""
+def _of_column(
+    name: str, parts: Mapping[str, Column], entry: ColumnEntry | None
+) -> Iterator[Problem]:
+    """Yield the problems of a column in all files; its entry is that of a data dictionary."""
     filled = {file: column for file, column in parts.items() if not column.gaps.all()}
     for file in parts.keys() - filled.keys():
         if len(parts[file].words):
@@ -283,9 +295,13 @@ def _of_column(name: str, parts: Mapping[str, Column], needs_numbers: bool) -> I
     numeric = sum(column.is_numeric for column in filled.values())
     if not filled:
         return
-    if needs_numbers or (2 * numeric >= len(filled) and numeric):
+    if entry:
+        for file, column in filled.items():
+            yield from (Problem(file, name, *each) for each in dictionary_problems(column, entry))
+    is_category = entry is not None and entry.type == "category"
+    if (entry and not is_category) or (2 * numeric >= len(filled) and numeric and not is_category):
         yield from _of_numbers(name, filled)
-    else:
+    elif not (entry and entry.levels):
         yield from _of_levels(name, filled)
 
 
