@@ -33,7 +33,7 @@ from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
-from pyrofl.tensors import Tensors, matches
+from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -237,7 +237,10 @@ def sbc(
             )
             continue
         source = stream(seeds[r], Stream.CALIBRATION)
-        client_draws = {n: v[:, 0] if matches(n, last.shared) else v for n, v in seen.items()}
+        # Shared sites, and functions of them, are the same at all clients.
+        client_draws = {
+            n: seen[n] if "client" in v.axes else seen[n][:, 0] for n, v in truth.items()
+        }
         ranks_by_replication.append(
             {n: rank(client_draws[n], value, source) for n, value in true_values.items()}
         )
