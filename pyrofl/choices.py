@@ -54,6 +54,8 @@ FAMILIES = (
     "beta",
     "zero_one_inflated_beta",
     "cumulative",
+    "sratio",
+    "acat",
     "categorical",
     "exponential",
     "weibull",

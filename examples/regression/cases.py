@@ -136,6 +136,19 @@ CASES = {
         "penguins", "year", f"species ~ {_BILLS}", "categorical", prepare=_penguins
     ),
     "nurses_cumulative": Case("nurses", "hospital", _NURSES, "cumulative"),
+    "nes_monotonic": Case(
+        "nes_1972_2000", "year", "partyid7 ~ mo(educ1) + mo(income) + gender + (1 | year)"
+    ),
+    "nurses_process": Case(
+        "nurses", "hospital", "stress ~ gp(age) + gender + C(wardtype) + (1 | hospital)"
+    ),
+    "nurses_sratio": Case(
+        "nurses", "hospital", "stress ~ age + cs(experien) + gender + (1 | hospital)", "sratio"
+    ),
+    "nurses_acat": Case(
+        "nurses", "hospital", "stress ~ age + cs(experien) + gender + (1 | hospital)", "acat"
+    ),
+    "kidney_gamma": Case("kidney", "patient", f"{_KIDNEY} + (1 | patient)", "gamma"),
     "kidney_exponential": Case("kidney", "patient", f"{_KIDNEY} + (1 | patient)", "exponential"),
     "kidney_weibull": Case("kidney", "patient", f"{_KIDNEY} + (1 | patient)", "weibull"),
     "kidney_cox": Case("kidney", "disease", "censored(time, status) ~ age + sex", "cox"),

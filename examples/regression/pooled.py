@@ -65,13 +65,13 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
     table = table.dropna(subset=used).reset_index(drop=True)
     population = _columns(design.formula.population, table)
     has_intercept = "Intercept" in population
-    x = np.column_stack(
-        [v for n, v in population.items() if n != "Intercept"] or [np.zeros((len(table), 0))]
-    )
+    names = list(chosen.predictors[""].priors)
+    x = np.column_stack([population[n] for n in names] or [np.zeros((len(table), 0))])
     assert [n for n in population if n != "Intercept"] == design.terms, (
         list(population),
         design.terms,
     )
+    terms = _Terms(population, names, chosen.others, table)
     groups = []
     for one in design.groups:
         columns = _columns(one.group.text, table)
@@ -87,7 +87,9 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
         y = pd.Categorical(table[name], design.answers).codes
     else:
         y = np.asarray(table[name], dtype=float)
-    second = design.formula.columns.get(design.family.column)
+    role = design.family.column or "event" * ("event" in design.formula.columns)
+    family = "censored gamma" if (family, role) == ("gamma", "event") else family
+    second = design.formula.columns.get(role)
     more = np.asarray(table[second], dtype=float) if second in table else 1.0
     weights = design.formula.columns.get("weights")
     weight = 1.0 if weights is None else np.asarray(table[weights])
@@ -110,6 +112,7 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
             at_mean = numpyro.sample("Intercept_centered", prior(chosen.others["Intercept"], many))
             numpyro.deterministic("Intercept", at_mean - b @ means)
             eta = eta + at_mean
+        eta = eta + terms.value(b)
         for one, z, codes_of, count in groups:
             k, label = z.shape[1], one.name
             sd = numpyro.sample(
@@ -129,7 +132,11 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
             numpyro.deterministic(f"r_{label}", effect if k > 1 else effect[:, 0])
             eta = eta + (effect[codes_of] * z).sum(-1)
         own = {n: numpyro.sample(n, prior(chosen.others[n])) for n in design.family.auxiliary}
-        if kind == "ordinal":
+        if family in ("sratio", "acat"):
+            cuts = numpyro.sample("cuts", prior(chosen.others["cuts"], len(design.answers) - 1))
+            own["cuts"], specific = terms.thresholds(cuts)
+            numpyro.deterministic("cutpoints", cuts + b @ means + specific)
+        if family == "cumulative":
             first = numpyro.sample("cut_first", prior(chosen.others["cut_first"]))
             gaps = numpyro.sample(
                 "cut_gaps", prior(chosen.others["cut_gaps"], len(design.answers) - 2)
@@ -143,6 +150,81 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
     return model
 
 
+class _Terms:
+    """Terms gp(x), mo(x) and cs(x) of the pooled rows, written as in the papers."""
+
+    def __init__(
+        self,
+        population: dict[str, np.ndarray],
+        names: list[str],
+        priors: dict[str, str],
+        table: pd.DataFrame,
+    ) -> None:
+        self.priors, self.names, self.parts = priors, names, {}
+        for label in population:
+            kind, _, rest = label.partition("(")
+            variable = rest.partition(")")[0]
+            if kind in ("gp", "mo", "cs") and variable in table:
+                self.parts[f"{kind}_{variable}"] = np.asarray(table[variable], dtype=float)
+
+    def value(self, b: Any) -> Any:
+        """Return the sum of processes and monotonic effects, minus their means."""
+        total = 0.0
+        for name, x in self.parts.items():
+            if name.startswith("gp"):
+                sd = numpyro.sample(f"sd_{name}", prior(self.priors[f"sd_{name}"]))
+                length = numpyro.sample(f"lscale_{name}", prior(self.priors[f"lscale_{name}"]))
+                middle, edge = (x.max() + x.min()) / 2, 1.5 * (x.max() - x.min()) / 2
+                root = jnp.arange(1, 21) * jnp.pi / (2 * edge)
+                density = (
+                    sd**2 * jnp.sqrt(2 * jnp.pi) * length * jnp.exp(-((length * root) ** 2) / 2)
+                )
+                raw = numpyro.sample(f"raw_{name}", dist.Normal().expand([20]).to_event(1))
+                basis = jnp.sin(root * (x[:, None] - middle + edge)) / jnp.sqrt(edge)
+                curve = basis @ (jnp.sqrt(density) * raw)
+                at = np.quantile(x, (0.05, 0.25, 0.5, 0.75, 0.95), method="nearest")
+                places = [int(np.abs(x - one).argmin()) for one in at]
+                numpyro.deterministic(f"curve_{name}", (curve - curve.mean())[np.array(places)])
+            elif name.startswith("mo"):
+                level = (x - x.min()).astype(int)
+                steps = int(level.max())
+                zeta = numpyro.sample(f"zeta_{name}", prior(self.priors[f"zeta_{name}"]))
+                slope = b[self.names.index(f"mo({name[3:]})")]
+                curve = (slope * steps * jnp.insert(jnp.cumsum(zeta), 0, 0.0))[level]
+                # The line is in b already.
+                curve = curve - slope * level
+            else:
+                continue
+            total = total + curve - curve.mean()
+        return total
+
+    def thresholds(self, cuts: Any) -> tuple[Any, Any]:
+        """Return the cut points of each row [N, K - 1], and those at 0 minus those at the means."""
+        more = 0.0
+        for name, x in self.parts.items():
+            if name.startswith("cs"):
+                each = numpyro.sample(name, prior(self.priors[name], len(cuts)))
+                cuts = cuts - each * (x[:, None] - x.mean())
+                more = more + each * x.mean()
+        return cuts, more
+
+
+def gp(x: Any) -> np.ndarray:
+    """Stand for the 20 sines of a process."""
+    return np.zeros((len(x), 20))
+
+
+def mo(x: Any) -> np.ndarray:
+    """Return levels, and columns that stand for the steps."""
+    level = np.asarray(x, dtype=float) - np.min(x)
+    return np.column_stack([level, np.zeros((len(level), int(level.max())))])
+
+
+def cs(x: Any) -> Any:
+    """Return a variable of category-specific effects."""
+    return np.asarray(x, dtype=float)
+
+
 def _columns(text: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
     """Return the columns of a right-hand side on the pooled rows, by name."""
     common = design_matrices(f"ones ~ {text}", table.assign(ones=1.0)).common
@@ -150,6 +232,9 @@ def _columns(text: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
     for name, term in common.terms.items():
         values = np.asarray(common[name], dtype=float).reshape(len(table), -1)
         labels = ["Intercept"] if name == "Intercept" else term.labels
+        count, plain = len(labels), name.startswith("mo(")
+        if name.startswith(("gp(", "mo(")):
+            labels = [name] * plain + [f"{name}[{k}]" for k in range(1, count - plain + 1)]
         found |= dict(zip(labels, values.T, strict=True))
     return found
 
@@ -162,6 +247,24 @@ def _cumulative(eta: Any, y: Any, more: Any, strata: Any, cuts: Any) -> Any:
     above = _logistic(jnp.append(cuts, jnp.inf)[y] - eta)
     below = _logistic(jnp.insert(cuts, 0, -jnp.inf)[y] - eta)
     return jnp.log(above - below)
+
+
+def _log_survival(shape: Any, x: Any) -> Any:
+    """Return log Q(shape, x) by the incomplete gamma function of jax, and its derivatives."""
+    return jnp.log(jnp.clip(jax.scipy.special.gammaincc(shape, x), 1e-290))
+
+
+def _stopping(eta: Any, y: Any, more: Any, strata: Any, cuts: Any) -> Any:
+    stops = _logistic(cuts - eta[:, None])
+    whole = jnp.column_stack([stops, jnp.ones(len(y))])
+    passed = jnp.column_stack([jnp.ones(len(y)), jnp.cumprod(1 - stops, 1)])
+    return jnp.log((whole * passed)[jnp.arange(len(y)), y])
+
+
+def _adjacent(eta: Any, y: Any, more: Any, strata: Any, cuts: Any) -> Any:
+    odds = jnp.cumsum(eta[:, None] - cuts, 1)
+    logits = jnp.column_stack([jnp.zeros(len(y)), odds])
+    return dist.CategoricalLogits(logits).log_prob(y)
 
 
 def _cox(eta: Any, y: Any, event: Any, strata: Any) -> Any:
@@ -198,7 +301,14 @@ _LIKELIHOODS = {
     "beta": lambda eta, y, more, strata, phi: dist.Beta(
         phi * _logistic(eta), phi * (1 - _logistic(eta))
     ).log_prob(y),
+    "censored gamma": lambda eta, y, seen, strata, shape: jnp.where(
+        seen > 0,
+        dist.Gamma(shape, shape / jnp.exp(eta)).log_prob(y),
+        _log_survival(shape, jnp.where(seen > 0, 1.0, y * shape / jnp.exp(eta))),
+    ),
     "cumulative": _cumulative,
+    "sratio": _stopping,
+    "acat": _adjacent,
     "categorical": lambda eta, y, more, strata: dist.CategoricalLogits(
         jnp.concatenate([jnp.zeros((len(y), 1)), eta], -1)
     ).log_prob(y),

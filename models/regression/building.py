@@ -155,8 +155,7 @@ def refuse_unsupported(design: Design, family: str) -> None:
             raise ValueError(
                 f"family {family} has no correlations of effects; expected ({text} || {name})"
             )
-    if kind == "categorical" and design.population.smooths:
-        raise ValueError(f"family {family} has no smooth functions; expected bs() instead of s()")
+    _refuse_blocks(design, family)
     if kind == "categorical" and design.population.offsets:
         raise ValueError(f"family {family} has no offsets; expected a formula without offset()")
     if kind in ("categorical", "ordinal") and not design.population.has_intercept:
@@ -165,3 +164,26 @@ def refuse_unsupported(design: Design, family: str) -> None:
         raise ValueError(
             f"response {formula.response} is an expression; expected a column of ordered levels"
         )
+
+
+def _refuse_blocks(design: Design, family: str) -> None:
+    """Raise ValueError for terms such as s(x) and cs(x) that a family does not have."""
+    for parameter, columns in design.predictors.items():
+        for block in columns.blocks.values():
+            name = block.transform.name
+            if name == "cs" and (parameter or design.family.kind != "ordinal"):
+                raise ValueError(
+                    f"{block.labels[0]} has an effect at each threshold of ordered categories; "
+                    f"family {family} has none: expected family sratio or acat"
+                )
+            if name == "cs" and design.family.is_ordered:
+                raise ValueError(
+                    f"{block.labels[0]} would let thresholds of family {family} cross, with "
+                    "negative probabilities; expected family sratio or acat"
+                )
+            if design.family.kind == "categorical":
+                cure = "C(x)" if name == "mo" else "bs()"
+                kind = "smooth functions" if name == "s" else f"{name}()"
+                raise ValueError(
+                    f"family {family} has no {kind}; expected {cure} instead of {name}()"
+                )

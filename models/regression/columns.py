@@ -1,8 +1,8 @@
 """Columns of design matrices, computed by formulae at each client with states that all agree on.
 
-Contrasts follow from the union of the levels. The states of center, scale, standardize, poly, bs
-and s follow from sums, extremes and counts over clients, so that each client's columns equal its
-rows of the matrix that formulae makes of the pooled rows.
+Contrasts follow from the union of the levels. The states of center, scale, standardize, poly, bs,
+s, gp and mo follow from sums, extremes and counts over clients, so that each client's columns equal
+its rows of the matrix that formulae makes of the pooled rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ import pandas as pd
 
 from pyrofl.models.regression.agreement import Report
 from pyrofl.models.regression.rows import Clients, moments_of, quantiles, total
-from pyrofl.models.regression.smooths import Smooth, s
+from pyrofl.models.regression.smooths import (
+    FUNCTIONS,
+    STANDING,
+    Block,
+    CategorySpecific,
+    Monotonic,
+    Process,
+    Smooth,
+    codes,
+    gp,
+    s,
+)
 
 UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
 IN_R = {
@@ -30,7 +41,6 @@ IN_R = {
     "ns": "bs(x, df=4)",
     "te": "s(x) + s(z)",
     "t2": "s(x) + s(z)",
-    "gp": "s(x)",
 }
 """Function in formulas of lme4, brms or survival -> how formulas of pyrofl write it."""
 Namespace = Mapping[str, Any]
@@ -50,8 +60,7 @@ class Columns:
 
     Attributes:
         labels: names of the columns, without the intercept and offsets.
-        smooths: name of a smooth function -> its columns that are no line, whose coefficients have
-            one scale.
+        blocks: name for sites, such as "s_x" -> columns of a term with one prior, such as s(x).
         has_intercept: whether the formula has an intercept.
     """
 
@@ -67,7 +76,7 @@ class Columns:
 
         self.text, self.clients = text, clients
         self.model = described(text)
-        usual = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt, "s": s}
+        usual = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt, **STANDING}
         self._env = Environment([{**usual, **namespace}])
         calls = Environment([{**TRANSFORMS, **_contrasts()}])
         self._calls = calls.with_outer_namespace(self._env.namespace)
@@ -76,7 +85,7 @@ class Columns:
         for term in self.model.common_terms:
             for component in getattr(term, "components", ()):
                 for call in _calls(getattr(component, "call", None)):
-                    if call.callee == "s" and (
+                    if call.callee in STANDING and (
                         call is not component.call or len(term.components) > 1
                     ):
                         raise ValueError(
@@ -93,7 +102,7 @@ class Columns:
         self.offsets = [t for t in terms if getattr(t, "kind", "") == "offset"]
         self.terms = [t for t in terms if not isinstance(t, Intercept) and t not in self.offsets]
         self.labels = [label for term in self.terms for label in labels_of(term)]
-        self.smooths = self._smooths()
+        self.blocks = self._blocks()
         if twice := [label for label in self.labels if self.labels.count(label) > 1]:
             raise ValueError(f"{text!r} has two columns named {twice[0]}; expected distinct names")
         if clients.frames:
@@ -101,20 +110,23 @@ class Columns:
 
     @property
     def curves(self) -> set[str]:
-        """Columns of smooth functions that are no lines."""
-        return {label for labels in self.smooths.values() for label in labels}
+        """Columns without coefficients of their own, such as those of s(x) that are no lines."""
+        return {label for block in self.blocks.values() for label in block.labels}
 
-    def _smooths(self) -> dict[str, list[str]]:
-        """Return the columns of smooth functions that are no lines, by names for sites."""
-        smooths: dict[str, list[str]] = {}
+    def _blocks(self) -> dict[str, Block]:
+        """Return the terms whose columns have one prior, by names for sites."""
+        blocks: dict[str, Block] = {}
         for term in self.terms:
-            if not (variable := smooth_variable(term)):
+            if not (found := block_of(term)):
                 continue
-            name = re.sub(r"\W+", "_", variable).strip("_")
-            if name in smooths:
-                raise ValueError(f"{self.text!r} has two smooth functions of {name}; expected one")
-            smooths[name] = labels_of(term)[1:]
-        return smooths
+            transform, variable = found
+            name = transform.name + "_" + re.sub(r"\W+", "_", variable).strip("_")
+            if name in blocks:
+                kind = "smooth functions" if transform.name == "s" else f"terms {transform.name}()"
+                raise ValueError(f"{self.text!r} has two {kind} of {variable}; expected one")
+            labels, plain = labels_of(term), transform.plain
+            blocks[name] = Block(transform, labels[plain:], labels[0] if plain else "")
+        return blocks
 
     def _refuse_other_rows(self, frame: pd.DataFrame) -> None:
         """Raise ValueError if the columns of a row depend on other rows of the client."""
@@ -161,8 +173,8 @@ class Columns:
         name = str(call.callee)
         if name in UNSUPPORTED:
             raise ValueError(
-                f"{name}() in {self.text!r} is not supported; expected s(), bs(), poly(), "
-                "center(), scale(), standardize() or a function of single rows"
+                f"{name}() in {self.text!r} is not supported; expected s(), gp(), bs(), "
+                "poly(), center(), scale(), standardize() or a function of single rows"
             )
         make = {
             "center": self._center,
@@ -171,6 +183,9 @@ class Columns:
             "poly": self._poly,
             "bs": self._spline,
             "s": self._smooth,
+            "gp": self._process,
+            "mo": self._monotonic,
+            "cs": self._specific,
         }.get(name)
         if make is None:
             return
@@ -188,9 +203,7 @@ class Columns:
         low, high = self.clients.agree(
             f"{call}: range",
             lambda frame: [min(x := values(frame).tolist()), max(x)],
-            lambda reports: [
-                end(one[k] for one in reports.values()) for k, end in enumerate((min, max))
-            ],
+            _outer,
         )
         self._curves[str(call)] = curve = Curve(str(call.args[0]), values, low, high)
         return curve
@@ -311,6 +324,47 @@ class Columns:
         smooth.to_columns[:, 1:] /= np.sqrt(squares / rows)
         return smooth
 
+    def _process(self, call: Any) -> Any:
+        """Return a Gaussian process, by extremes and one exchange of sums."""
+        arguments = self._given(call, gp)
+        curve = self._learn_range(call)
+        process = Process(curve.low, curve.high, **arguments)
+        sums = self.clients.agree(
+            f"{call}: sums of the basis",
+            lambda frame: process.sines(curve.values(frame)).sum(0).tolist(),
+            _totals,
+        )
+        process.means = np.array(sums) / self.clients.rows
+        return process
+
+    def _monotonic(self, call: Any) -> Any:
+        """Return a monotonic effect, by the declared order of levels or by extremes."""
+        if len(call.args) != 1 or call.kwargs:
+            raise ValueError("expected one variable, such as mo(stage)")
+        name = str(call.args[0])
+        levels = self.clients.levels.get(name, ())
+        if levels and isinstance(self.clients.template[name].dtype, pd.CategoricalDtype):
+            return Monotonic(0, len(levels) - 1, levels)
+
+        def range_of_levels(frame: pd.DataFrame) -> list[float]:
+            full, extra = self.clients.padded(frame)
+            x = codes(call.args[0].eval(full, self._calls), ())[extra:]
+            if (odd := x != np.round(x)).any():
+                raise ValueError(
+                    f"a level is {x[odd][0]:g}; expected whole numbers, or s({name}) instead of "
+                    f"mo({name})"
+                )
+            return [float(x.min()), float(x.max())]
+
+        low, high = self.clients.agree(f"{call}: levels", range_of_levels, _outer)
+        return Monotonic(low, high)
+
+    def _specific(self, call: Any) -> Any:
+        """Return the column of a category-specific effect."""
+        if len(call.args) != 1 or call.kwargs:
+            raise ValueError("expected one variable, such as cs(treated)")
+        return CategorySpecific()
+
     def _quantiles(self, call: Any, curve: Curve, parts: list[float]) -> list[float]:
         """Return quantiles of the variable of a spline, by counts up to bounds."""
 
@@ -324,19 +378,29 @@ class Columns:
         return quantiles(below, self.clients.rows, (curve.low, curve.high), parts)
 
 
-def smooth_variable(term: Any) -> str:
-    """Return the variable of a term that is a smooth function; "" for another term."""
+def block_of(term: Any) -> tuple[Any, str] | None:
+    """Return function and variable of a term whose columns have one prior; None for others."""
     call: Any = getattr(term.components[0], "call", None)
-    is_smooth = isinstance(getattr(call, "stateful_transform", None), Smooth)
-    return str(call.args[0]) if is_smooth else ""
+    transform = getattr(call, "stateful_transform", None)
+    return (transform, str(call.args[0])) if isinstance(transform, FUNCTIONS) else None
 
 
 def labels_of(term: Any) -> list[str]:
-    """Return the names of a term's columns; the first one of a smooth function is the line."""
+    """Return the names of a term's columns, such as s(x), the line, and s(x)[1]."""
     labels: list[str] = term.labels
-    if not (variable := smooth_variable(term)):
+    if not (found := block_of(term)):
         return labels
-    return [f"s({variable})", *(f"s({variable})[{k}]" for k in range(1, len(labels)))]
+    transform, variable = found
+    name = f"{transform.name}({variable})"
+    plain, count = transform.plain, len(labels)
+    if count == 1:
+        return [name]
+    return [name] * plain + [f"{name}[{k}]" for k in range(1, count - plain + 1)]
+
+
+def _outer(reports: Mapping[str, Report]) -> Report:
+    """Return the smallest first and the largest second number of the clients' reports."""
+    return [end(one[k] for one in reports.values()) for k, end in enumerate((min, max))]
 
 
 def _totals(reports: Mapping[str, Report]) -> Report:

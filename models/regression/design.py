@@ -511,10 +511,12 @@ def _make_group_term(
     if columns.offsets or not (columns.labels or columns.has_intercept):
         raise ValueError(f"({group.text} | {group.name}) has no coefficient; expected 1 or a name")
     own = tuple(name for name in group.factors if name != client)
-    if columns.smooths:
+    for name, block in columns.blocks.items():
+        function = f"{block.transform.name}()"
         raise ValueError(
-            f"group term ({group.text} | {group.name}) has s(); expected poly() or bs(), or s() as "
-            "a term of its own"
+            f"group term ({group.text} | {group.name}) has {function}; expected "
+            f"{'poly() or bs()' if name[:2] in ('s_', 'gp') else 'the variable itself'}, or "
+            f"{function} as a term of its own"
         )
     grouped = GroupTerm(group, columns, "client", {}, answers)
     if not own:

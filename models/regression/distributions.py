@@ -142,3 +142,40 @@ class ZeroOneInflatedBeta(TorchDistribution):
             _, _, zoi, coi = self.parts
             at_end, is_one = torch.rand((2, *value.shape), dtype=value.dtype)
             return torch.where(at_end < zoi, (is_one < coi).to(value), value)
+
+
+def stopping(eta: Tensor, cutpoints: Tensor) -> Tensor:
+    """Return log probabilities of ordered categories that are passed one after the other.
+
+    Tutz, Regression for Categorical Data, Cambridge 2012, section 9.3: P(y = k | y >= k) is
+    logistic(cutpoints_k - eta).
+
+    Args:
+        eta: linear predictor, [...].
+        cutpoints: [..., K - 1].
+
+    Returns:
+        Log probabilities, [..., K].
+    """
+    distance = cutpoints - eta[..., None]
+    stops = torch.nn.functional.logsigmoid(distance)
+    passes = torch.nn.functional.logsigmoid(-distance).cumsum(-1)
+    none = torch.zeros_like(passes[..., :1])
+    return torch.cat([none, passes], -1) + torch.cat([stops, none], -1)
+
+
+def adjacent(eta: Tensor, cutpoints: Tensor) -> Tensor:
+    """Return logits of ordered categories whose neighbors have logistic odds.
+
+    Tutz, Regression for Categorical Data, Cambridge 2012, section 9.5: log P(y = k + 1) / P(y = k)
+    is eta - cutpoints_k.
+
+    Args:
+        eta: linear predictor, [...].
+        cutpoints: [..., K - 1].
+
+    Returns:
+        Logits, [..., K].
+    """
+    odds = (eta[..., None] - cutpoints).cumsum(-1)
+    return torch.cat([torch.zeros_like(odds[..., :1]), odds], -1)

@@ -61,6 +61,7 @@ class Family:
         is_smooth: whether the log density has second derivatives, which likelihood factors need.
         additions: further columns that the response may have, such as se, or trunc.
         cumulative: Pyro code of the cumulative hazard at a time {t}, which bounds of times need.
+        is_ordered: whether cut points of ordered categories are ordered, too.
     """
 
     links: Mapping[str, str]
@@ -74,6 +75,7 @@ class Family:
     is_smooth: bool = True
     additions: tuple[str, ...] = ()
     cumulative: str = ""
+    is_ordered: bool = True
 
     def link(self, name: str | None) -> str:
         """Return the name of a link after validation; None is the default."""
@@ -227,6 +229,8 @@ FAMILIES: dict[str, Family] = {
         _SHAPE,
         center="mean",
         ratio=_MEANS,
+        additions=("event", "upper", "entry"),
+        cumulative="-log_gamma_survival(shape, shape * (-eta).exp() * {t})",
     ),
     "lognormal": Family(
         {"identity": "dist.LogNormal(eta, sigma)"},
@@ -251,6 +255,20 @@ FAMILIES: dict[str, Family] = {
     ),
     "cumulative": Family(
         {"logit": "dist.OrderedLogistic(eta, cutpoints)"}, "levels", kind="ordinal", ratio=_ODDS
+    ),
+    "sratio": Family(
+        {"logit": "dist.Categorical(logits=stopping(eta, cutpoints))"},
+        "levels",
+        kind="ordinal",
+        ratio=_ODDS,
+        is_ordered=False,
+    ),
+    "acat": Family(
+        {"logit": "dist.Categorical(logits=adjacent(eta, cutpoints))"},
+        "levels",
+        kind="ordinal",
+        ratio=_ODDS,
+        is_ordered=False,
     ),
     "categorical": Family(
         {"logit": "dist.Categorical(logits=logits)"}, "levels", kind="categorical", ratio=_ODDS

@@ -120,7 +120,7 @@ def parameters(design: Design, priors: Priors) -> dict[str, str]:
         site_names |= {site: printed(parameter, name) for name, site in sites.items()}
         site_names |= {intercept: intercept} if intercept in priors.others else {}
     for name in priors.others:
-        if name == "cut_first":
+        if name == "cut_first" or name == "cuts":
             site_names["cutpoints"] = "cutpoints"
         elif name != "cut_gaps":
             site_names.setdefault(name, name)
@@ -146,8 +146,11 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
             dims["Intercept"] = dims["Intercept_centered"] = ("answer",)
             coords["answer"] = list(design.answers[1:])
     for parameter, columns in design.predictors.items():
-        for smooth, labels in columns.smooths.items():
-            site = of(f"s_{smooth}", parameter)
+        for name, block in columns.blocks.items():
+            prefix = {"mo": "zeta_"}.get(block.transform.name, "")
+            site = of(f"{prefix}{name}", parameter)
+            steps = [str(answer) for answer in design.answers[:-1]]  # a threshold follows each
+            labels = steps if block.transform.name == "cs" else block.labels
             dims[site], coords[f"{site}_term"] = (f"{site}_term",), labels
     for one in design.groups:
         name, k, axis = one.name, len(one.entries), f"{one.name}_term"

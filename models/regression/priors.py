@@ -10,6 +10,10 @@ j, over the rows of all clients:
                         response, or 0 for logit links
     sd of a group       HalfNormal(2.5 S / s_j), with 1 for s_j of the intercept
     sd of a smooth      HalfNormal(2.5 S), of the part of s(x) that is no line
+    sd of gp(x)         HalfNormal(2.5 S); its length scale InverseGamma(3, 8.4 times the smallest
+                        one that its sines represent), of which 1% is below the smallest one
+    zeta of mo(x)       Dirichlet(1, ..., 1)
+    cs(x)               Normal(0, 2.5 / s_j) at each threshold
     correlations        LKJ(1)
     sigma               Exponential(1 / S)
     Intercept           of log hazards: Normal(-k log u, 2.5), where u is the mean time and k the
@@ -18,7 +22,8 @@ j, over the rows of all clients:
     nu, shape, phi      Gamma(2, 0.1); shape of weibull Gamma(2, 1)
     zi, hu, zoi, coi    Beta(1, 1)
     alpha               Normal(0, 4)
-    cutpoints           first Normal(0, 5), and differences HalfNormal(2.5)
+    cutpoints           first Normal(0, 5), and differences HalfNormal(2.5); of sratio and acat,
+                        whose cut points have no order, Normal(0, 5) each
 
 Where a parameter has a formula, its linear predictor (of log sigma, log nu, log shape, log phi,
 logit zi, hu, zoi, coi and quantile, and of alpha) has the priors of the location with S = 1, and
@@ -39,9 +44,13 @@ import torch
 from pyrofl.arguments import check_name
 from pyrofl.models.regression.columns import Columns
 from pyrofl.models.regression.design import Design, GroupTerm
+from pyrofl.models.regression.families import Family
 from pyrofl.models.regression.rows import moments_of
+from pyrofl.models.regression.smooths import Block, CategorySpecific, Monotonic, Process
 
 COEFFICIENT_SCALE = 2.5  # in standard deviations of the response per deviation of the column
+LENGTH_RATE = 8.4  # quantile .99 of Gamma(3, 1)
+POSITIVE = tuple(f"dist.{n}(" for n in ("HalfNormal", "Exponential", "Gamma", "InverseGamma"))
 MEANS_LABEL = "means and spreads"  # of the reports on the columns of the design
 Given = Mapping[str, Any]
 """Name of a parameter -> Pyro distribution of single numbers, or concentration of an LKJ prior."""
@@ -102,16 +111,15 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
     moments = design_moments(design, link)
     y_mean, y_scale = _response(design, link, moments)
     y_spread = _spread_of_unit(design, moments)
-    predictors, others = {}, {}
+    predictors: dict[str, Coefficients] = {}
+    others: dict[str, str] = {}
     for parameter, columns in design.predictors.items():
         scale = 1.0 if parameter else y_scale
         predictors[parameter] = _coefficients(
             parameter, columns, moments[predictor_of(parameter)], scale, user_priors
         )
-        for name in columns.smooths:
-            site = of(f"sd_s_{name}", parameter)
-            usual = f"dist.HalfNormal({_short(COEFFICIENT_SCALE * scale)})"
-            others[site] = _chosen(usual, user_priors, site, "sd")
+        for name, block in columns.blocks.items():
+            others |= _of_block(name, block, parameter, scale, moments, columns, user_priors)
         if not columns.has_intercept or family.kind in ("ordinal", "cox"):
             continue
         middle, width = y_mean, float(np.hypot(COEFFICIENT_SCALE * scale, y_spread))
@@ -124,8 +132,9 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
         )
         others[site] = _chosen(usual, user_priors, site)
     if family.kind == "ordinal":
-        others["cut_first"] = _chosen("dist.Normal(0.0, 5.0)", user_priors, "cut_first")
-        others["cut_gaps"] = _chosen("dist.HalfNormal(2.5)", user_priors, "cut_gaps")
+        for site in cut_sites(family):
+            usual = "dist.HalfNormal(2.5)" if site == "cut_gaps" else "dist.Normal(0.0, 5.0)"
+            others[site] = _chosen(usual, user_priors, site)
     scales = {}
     for one in design.groups:
         _, square = moments[term_of(one)]
@@ -141,13 +150,8 @@ def make_priors(design: Design, link: str, user_priors: Given) -> Priors:
             )
         others[site] = _chosen(f"dist.HalfNormal({values})", user_priors, site, "sd")
         if one.is_correlated:
-            at = user_priors.get(f"corr_{one.name}", user_priors.get("corr", 1.0))
-            if isinstance(at, bool) or not isinstance(at, int | float) or not at > 0:
-                raise ValueError(
-                    f"prior of corr_{one.name} is {at!r}; expected the concentration of an LKJ "
-                    "prior, a number above 0"
-                )
-            others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {float(at)})"
+            at = _concentration(user_priors, f"corr_{one.name}", "corr", kind="an LKJ")
+            others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {at})"
     for name, code in design.auxiliary.items():
         if not code:
             raise ValueError(
@@ -182,6 +186,58 @@ def _coefficients(
     return Coefficients(dict(zip(columns.labels, means.tolist(), strict=True)), priors)
 
 
+def _of_block(
+    name: str,
+    block: Block,
+    parameter: str,
+    scale: float,
+    moments: Mapping[str, Any],
+    columns: Columns,
+    user_priors: Given,
+) -> dict[str, str]:
+    """Return the priors of the scales, or so, of a term whose columns have one prior, by site."""
+    transform = block.transform
+    if isinstance(transform, Monotonic):
+        site = of(f"zeta_{name}", parameter)
+        at = _concentration(user_priors, site, kind="a Dirichlet")
+        return {site: f"dist.Dirichlet({[at] * transform.steps})"}
+    if isinstance(transform, CategorySpecific):
+        site, place = of(name, parameter), columns.labels.index(block.labels[0])
+        deviation = float(np.sqrt(moments[predictor_of(parameter)][1][place])) or 1.0
+        usual = f"dist.Normal(0.0, {_short(COEFFICIENT_SCALE * scale / deviation)})"
+        return {site: _chosen(usual, user_priors, site)}
+    site = of(f"sd_{name}", parameter)
+    usual = f"dist.HalfNormal({_short(COEFFICIENT_SCALE * scale)})"
+    priors = {site: _chosen(usual, user_priors, site, "sd")}
+    if isinstance(transform, Process):
+        site = of(f"lscale_{name}", parameter)
+        usual = f"dist.InverseGamma(3.0, {_short(LENGTH_RATE * transform.shortest)})"
+        priors[site] = _chosen(usual, user_priors, site)
+    return priors
+
+
+def block_sites(name: str, block: Block, parameter: str) -> list[str]:
+    """Return the names of the parameters of a term whose columns have one prior."""
+    prefixes = {"s": ["sd_"], "gp": ["sd_", "lscale_"], "mo": ["zeta_"], "cs": [""]}
+    return [of(f"{prefix}{name}", parameter) for prefix in prefixes[block.transform.name]]
+
+
+def cut_sites(family: Family) -> list[str]:
+    """Return the names of the sites of the cut points of a family with ordered categories."""
+    return ["cut_first", "cut_gaps"] if family.is_ordered else ["cuts"]
+
+
+def _concentration(user_priors: Given, *names: str, kind: str) -> float:
+    """Return the given concentration of a prior by the first of its names, or 1."""
+    at = next((user_priors[name] for name in names if name in user_priors), 1.0)
+    if isinstance(at, bool) or not isinstance(at, int | float) or not at > 0:
+        raise ValueError(
+            f"prior of {names[0]} is {at!r}; expected the concentration of {kind} prior, a number "
+            "above 0"
+        )
+    return float(at)
+
+
 def _by_name(design: Design, user_priors: Given) -> dict[str, Any]:
     """Return priors by known names; x is another name of b[x], as tables of results print it.
 
@@ -208,10 +264,9 @@ def _names(design: Design) -> list[str]:
         terms = [term for term in columns.labels if term not in columns.curves]
         names += [printed(parameter, term) for term in terms]
         names += [of("b", parameter), of("Intercept", parameter)]
-        names += [
-            site for name in columns.smooths for site in ("sd", of(f"sd_s_{name}", parameter))
-        ]
-    names += ["cut_first", "cut_gaps"] if design.family.kind == "ordinal" else []
+        for name, block in columns.blocks.items():
+            names += ["sd", *block_sites(name, block, parameter)]
+    names += cut_sites(design.family) if design.family.kind == "ordinal" else []
     for one in design.groups:
         names += ["sd", f"sd_{one.name}", "corr", f"corr_{one.name}"]
     return names
@@ -292,7 +347,7 @@ def _refuse_support(prior: Any, usual: str, name: str) -> None:
     """Raise ValueError if a prior admits values that the parameter cannot have."""
     support: Any = dist.constraints.real
     kind = "numbers"
-    if usual.startswith(("dist.HalfNormal", "dist.Exponential", "dist.Gamma")):
+    if usual.startswith(POSITIVE):
         support, kind = dist.constraints.positive, "positive numbers"
     if usual.startswith("dist.Beta"):
         support, kind = dist.constraints.unit_interval, "numbers from 0 to 1"

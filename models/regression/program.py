@@ -15,11 +15,28 @@ from torch import Tensor
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.regression.columns import Columns
 from pyrofl.models.regression.design import Design, GroupTerm, offset_of
-from pyrofl.models.regression.distributions import SkewNormal, ZeroOneInflatedBeta
+from pyrofl.models.regression.distributions import (
+    SkewNormal,
+    ZeroOneInflatedBeta,
+    adjacent,
+    stopping,
+)
 from pyrofl.models.regression.families import LINKS, SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
-from pyrofl.models.regression.priors import Priors, of
-from pyrofl.models.regression.survival import BOUNDS, SMALLEST_BOUND, log_within
+from pyrofl.models.regression.priors import Priors, block_sites, cut_sites, of
+from pyrofl.models.regression.smooths import (
+    Block,
+    CategorySpecific,
+    Monotonic,
+    Process,
+    process_scale,
+)
+from pyrofl.models.regression.survival import (
+    BOUNDS,
+    SMALLEST_BOUND,
+    log_gamma_survival,
+    log_within,
+)
 from pyrofl.models.regression.truncated import Truncated
 
 DOC, LINE = '"""', 96
@@ -48,8 +65,10 @@ def source(
         inside, shared = inside + linear.inside, shared + linear.shared
         rows.append(f"{of('eta', parameter)} = {linear.value or 'x.new_zeros(y.shape)'}")
         if family.kind == "ordinal":
-            inside += _cutpoints(priors, len(design.answers), linear.at_mean)
-            shared += ["cut_first", "cut_gaps"]
+            specific = _specific(design, priors, center=center)
+            inside += _cutpoints(design, priors, linear.at_mean, specific)
+            shared += [*cut_sites(family), *specific.shared]
+            rows += [f"cutpoints = cutpoints - {part}" for part in specific.thresholds]
     for code in design.auxiliary:
         inside.append(f'{code} = pyro.sample("{code}", {priors.others[code]})')
         shared.append(code)
@@ -69,12 +88,16 @@ def source(
 
 
 class _Linear(NamedTuple):
-    """Statements of a linear predictor, names of shared sites, its value, and that at the means."""
+    """Statements of a linear predictor, names of shared sites, its value, and that at the means.
+
+    The last are statements of rows that change the thresholds of ordered categories.
+    """
 
     inside: list[str]
     shared: list[str]
     value: str
     at_mean: list[str]
+    thresholds: list[str]
 
 
 def _linear(
@@ -105,6 +128,11 @@ def _linear(
             inside.append(f"{means} = x.new_tensor({[coefs.means[n] for n in normal]})")
             at_mean.append(f"({means} * {b}).sum(-1)")
         at_mean += [f"{coefs.means[n]} * {site}" for n, site in sites.items()]
+    for name, block in columns.blocks.items():
+        if not isinstance(block.transform, CategorySpecific):
+            term = _block(name, block, parameter, priors, x, center=is_centered)
+            inside, shared = inside + term.inside, shared + term.shared
+            parts, at_mean = [*parts, term.value], at_mean + term.at_mean
     if intercept in priors.others:
         site = f"{intercept}_centered" if is_centered else intercept
         inside.append(f'{site} = pyro.sample("{site}", {priors.others[intercept]}{more})')
@@ -114,16 +142,46 @@ def _linear(
             inside.append(f'pyro.deterministic("{intercept}", {value}{event})')
         shared.append(site)
         parts.insert(0, site)
-    for name, labels in columns.smooths.items():
-        sd, s = of(f"sd_s_{name}", parameter), of(f"s_{name}", parameter)
-        inside.append(f'{sd} = pyro.sample("{sd}", {priors.others[sd]})')
-        effects = f"dist.Normal(x.new_zeros({len(labels)}), {sd}[..., None]).to_event(1)"
-        inside.append(f'{s} = pyro.sample("{s}", {effects})')
-        shared += [sd, s]
-        parts.append(f"({s} * {_slice(labels, x)}).sum(-1)")
     if columns.offsets:
         parts.append(f"x[..., {x[offset_of(parameter)]}]")
-    return _Linear(inside, shared, " + ".join(parts), at_mean)
+    return _Linear(inside, shared, " + ".join(parts), at_mean, [])
+
+
+def _block(
+    name: str, block: Block, parameter: str, priors: Priors, x: dict[str, int], *, center: bool
+) -> _Linear:
+    """Return statements, shared sites and value of a term whose columns have one prior."""
+    transform, columns = block.transform, _slice(block.labels, x)
+    sites, coefs = block_sites(name, block, parameter), priors.predictors[parameter]
+    inside = [f'{site} = pyro.sample("{site}", {_code(priors.others[site])})' for site in sites]
+    means = [coefs.means[label] for label in block.labels]
+    if isinstance(transform, CategorySpecific):
+        site, code = sites[0], priors.others[sites[0]]
+        inside = [f'{site} = pyro.sample("{site}", {code}.expand([cuts.shape[-1]]).to_event(1))']
+        minus, at_mean = (f" - {means[0]}", [f"{means[0]} * {site}"]) if center else ("", [])
+        return _Linear(inside, sites, "", at_mean, [f"{site} * ({columns}{minus})"])
+    if isinstance(transform, Monotonic):
+        b = coefficients(priors, parameter).get(block.line, "")
+        b = b or f"{of('b', parameter)}[..., {coefs.normal.index(block.line)}]"
+        weights, minus, at_mean = f"({transform.steps} * {sites[0]} - 1)", "", []
+        if center:
+            inside.append(f"means_{name} = x.new_tensor({means})")
+            minus, at_mean = f" - means_{name}", [f"{b} * ({weights} * means_{name}).sum(-1)"]
+        return _Linear(
+            inside, sites, f"{b} * ({weights} * ({columns}{minus})).sum(-1)", at_mean, []
+        )
+    scale, effects = f"{sites[0]}[..., None]", of(name, parameter)
+    if isinstance(transform, Process):
+        frequencies = f"x.new_tensor({transform.frequencies.tolist()})"
+        scale = f"process_scale({frequencies}, {transform.edge!r}, {', '.join(sites)})"
+    normal = f"dist.Normal(x.new_zeros({len(block.labels)}), {scale}).to_event(1)"
+    inside.append(f'{effects} = pyro.sample("{effects}", {normal})')
+    return _Linear(inside, [*sites, effects], f"({effects} * {columns}).sum(-1)", [], [])
+
+
+def _code(prior: str) -> str:
+    """Return the code of a prior in a program, in which lists are tensors."""
+    return f"dist.Dirichlet(x.new_tensor({prior[15:-1]}))" if "Dirichlet" in prior else prior
 
 
 def _columns(design: Design) -> list[str]:
@@ -207,7 +265,8 @@ def compile_program(text: str) -> Program:
     namespace: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
     namespace |= {"cox": cox, "Hurdle": Hurdle, "SkewNormal": SkewNormal}
     namespace |= {"ZeroOneInflatedBeta": ZeroOneInflatedBeta, "log_within": log_within}
-    namespace |= {"Truncated": Truncated}
+    namespace |= {"Truncated": Truncated, "process_scale": process_scale, "stopping": stopping}
+    namespace |= {"adjacent": adjacent, "log_gamma_survival": log_gamma_survival}
     exec(compile(text, place, "exec"), namespace)
     program: Program = namespace["program"]
     return program
@@ -271,17 +330,36 @@ def _slice(names: Sequence[str], x: dict[str, int]) -> str:
     return f"x[..., {places}]"
 
 
-def _cutpoints(priors: Priors, levels: int, at_mean: Sequence[str]) -> list[str]:
-    """Return statements of ordered cut points between levels."""
-    first, gaps = priors.others["cut_first"], priors.others["cut_gaps"]
+def _cutpoints(
+    design: Design, priors: Priors, at_mean: Sequence[str], specific: _Linear
+) -> list[str]:
+    """Return statements of cut points between levels, which are ordered in some families."""
+    steps = len(design.answers) - 1
+    sites = {
+        "cut_first": "",
+        "cut_gaps": f".expand([{steps - 1}]).to_event(1)",
+        "cuts": f".expand([{steps}]).to_event(1)",
+    }
+    names = cut_sites(design.family)
+    lines = [f'{n} = pyro.sample("{n}", {priors.others[n]}{sites[n]})' for n in names]
+    if design.family.is_ordered:
+        lines.append("cuts = torch.cat([cut_first[..., None], cut_gaps], -1)")
+    lines += ["cutpoints = cuts" + ".cumsum(-1)" * design.family.is_ordered, *specific.inside]
     raw = "cutpoints" + "".join(f" + ({part})[..., None]" for part in at_mean)
-    return [
-        f'cut_first = pyro.sample("cut_first", {first})',
-        f'cut_gaps = pyro.sample("cut_gaps", {gaps}.expand([{levels - 2}]).to_event(1))',
-        "cuts = torch.cat([cut_first[..., None], cut_gaps], -1)",
-        "cutpoints = cuts.cumsum(-1)",
-        f'pyro.deterministic("cutpoints", {raw}, event_dim=1)',
+    raw += "".join(f" + {part}" for part in specific.at_mean)
+    return [*lines, f'pyro.deterministic("cutpoints", {raw}, event_dim=1)']
+
+
+def _specific(design: Design, priors: Priors, *, center: bool) -> _Linear:
+    """Return the statements of effects that differ between cut points."""
+    parts = [
+        _block(name, block, "", priors, design.places, center=center)
+        for name, block in design.population.blocks.items()
+        if isinstance(block.transform, CategorySpecific)
     ]
+    joined = ([one for part in parts for one in part[place]] for place in (0, 1, 3, 4))
+    inside, shared, at_mean, thresholds = joined
+    return _Linear(inside, shared, "", at_mean, thresholds)
 
 
 def _group(one: GroupTerm, priors: Priors) -> tuple[list[str], list[str]]:

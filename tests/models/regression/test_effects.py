@@ -315,7 +315,7 @@ RESPONSES = {
     "gamma": "time",
     "lognormal": "time",
     **dict.fromkeys(("beta", "zero_one_inflated_beta"), "share"),
-    "cumulative": "grade",
+    **dict.fromkeys(("cumulative", "sratio", "acat"), "grade"),
     "categorical": "grade",
     **dict.fromkeys(("exponential", "weibull", "cox"), "censored(time, died)"),
     **dict.fromkeys(("gaussian", "student", "skew_normal", "asym_laplace"), "y"),

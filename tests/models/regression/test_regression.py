@@ -326,7 +326,7 @@ RESPONSES = {
     "gamma": "time",
     "lognormal": "time",
     **dict.fromkeys(("beta", "zero_one_inflated_beta"), "share"),
-    "cumulative": "grade",
+    **dict.fromkeys(("cumulative", "sratio", "acat"), "grade"),
     "categorical": "grade",
     "exponential": "censored(time, died)",
     "weibull": "censored(time, died)",

@@ -1,0 +1,258 @@
+"""Terms gp(x), mo(x) and cs(x), families sratio and acat, and censored gamma times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy import special, stats
+
+pytest.importorskip("formulae")
+
+import pyrofl
+from pyrofl import effects, federations
+from pyrofl.models.regression.distributions import adjacent, stopping
+from pyrofl.models.regression.smooths import Monotonic, Process, process_scale
+from pyrofl.models.regression.survival import log_gamma_survival
+
+GRADES = ("low", "middle", "high", "top")
+
+
+def frames(sizes=(40, 25, 35), seed=0):
+    """Return tables of clients whose responses depend on a level x and on z."""
+    random = np.random.default_rng(seed)
+    tables = {}
+    for number, rows in enumerate(sizes):
+        x, z = random.integers(1, 5, rows), random.uniform(0, 10, rows)
+        y = np.array([0, 0.3, 1.6, 2.0])[x - 1] + np.sin(z) + random.normal(0, 0.5, rows)
+        tables[f"h{number}"] = pd.DataFrame(
+            {"x": x, "z": z, "y": y, "g": np.digitize(y, [0, 1, 2]), "t": np.exp(y), "c": 3}
+        ).assign(
+            grade=pd.Categorical(np.array(GRADES)[x - 1], GRADES, ordered=True),
+            text=np.array(GRADES)[x - 1],
+            died=(random.uniform(size=rows) < 0.7).astype(int),
+        )
+    return tables
+
+
+def regression(formula, tables=None, **how):
+    return pyrofl.regression(formula, federations.from_frames(tables or frames()), **how)
+
+
+@pytest.mark.parametrize("length", [0.15, 0.3, 0.6])
+def test_sines_have_the_covariance_of_the_process(length):
+    """Within the interval of the data the error is that of the truncated series (c = 3, k = 90)."""
+    process = Process(0.0, 2.0, 90, 3.0)
+    x = np.linspace(0, 2, 9)
+    frequencies = torch.tensor(process.frequencies)
+    sd, length_scale = torch.tensor(1.5), torch.tensor(length, dtype=torch.float64)
+    scale = process_scale(frequencies, process.edge, sd, length_scale).numpy()
+    covariance = (process.sines(x) * scale**2) @ process.sines(x).T
+    expected = 1.5**2 * np.exp(-((x[:, None] - x) ** 2) / (2 * length**2))
+    np.testing.assert_allclose(covariance, expected, atol=2e-3)
+
+
+def test_columns_of_a_process_are_the_centered_sines_of_the_pooled_rows():
+    tables = frames()
+    method = regression("y ~ gp(z, k=7) + x", tables)
+    z = np.concatenate([table.z for table in tables.values()])
+    edge, middle = 1.5 * (z.max() - z.min()) / 2, (z.max() + z.min()) / 2
+    sines = np.sin(np.arange(1, 8) * np.pi / (2 * edge) * (z[:, None] - middle + edge))
+    assert list(method.design.places)[:2] == ["gp(z)[1]", "gp(z)[2]"]
+    np.testing.assert_allclose(
+        method.design.federation().x[:, :7], sines - sines.mean(0), atol=1e-12
+    )
+    shortest = 1.75 * edge / 7
+    assert f"lscale_gp_z ~ InverseGamma(3.0, {8.4 * shortest:.4g})" in method.priors()
+    assert stats.invgamma(3, scale=8.4 * shortest).cdf(shortest) == pytest.approx(0.01, rel=0.02)
+
+
+def test_monotonic_effects_are_those_of_the_paper():
+    term, zeta, b = Monotonic(2.0, 6.0), np.array([0.1, 0.2, 0.3, 0.4]), 1.7
+    columns = term(np.array([2, 3, 4, 5, 6]))
+    effect = b * columns[:, 0] + b * columns[:, 1:] @ (4 * zeta - 1)
+    np.testing.assert_allclose(effect, b * 4 * np.insert(zeta.cumsum(), 0, 0))
+    np.testing.assert_allclose(term(np.array([2.5]))[0], columns[:2].mean(0))  # lines between them
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_the_intercept_of_a_monotonic_effect_is_that_of_the_lowest_level(center):
+    tables = federations.from_frames(frames())
+    run = pyrofl.fit(pyrofl.regression("y ~ mo(x)", tables, center=center), tables, progress=False)
+    means = effects.predict(run, {"x": [1, 2, 3, 4]}, "h0").mean
+    drawn = run.to_arviz(draws=2000)["posterior"]
+    zeta = drawn["zeta_mo_x"].values[0]
+    steps = 3 * drawn["b"].values[0] * np.insert(zeta.cumsum(1), 0, 0, axis=1)
+    expected = (drawn["Intercept"].values[0][:, None] + steps).mean(0)
+    error = float(drawn["Intercept"].std()) / 2000**0.5
+    np.testing.assert_allclose(means, expected, atol=6 * error)
+    assert (np.diff(means) > 0).all()
+
+
+def test_declared_categories_are_levels_in_their_order():
+    tables = frames()
+    codes = regression("y ~ mo(grade)", tables).design.federation().x
+    numbers = regression("y ~ mo(x)", tables).design.federation().x
+    np.testing.assert_array_equal(codes, numbers)
+
+
+def test_priors_and_labels_have_the_names_of_the_terms():
+    method = regression(
+        {"y": "y ~ mo(x) + gp(z)", "sigma": "~ mo(x)"},
+        priors={
+            "zeta_mo_x": 2.0,
+            "lscale_gp_z": dist.LogNormal(0.0, 1.0),
+            "b[mo(x)]": dist.StudentT(3.0, 0.0, 1.0),
+        },
+    )
+    for line in (
+        "zeta_mo_x ~ Dirichlet([2.0, 2.0, 2.0])",
+        "lscale_gp_z ~ LogNormal(loc=0.0, scale=1.0)",
+        "b[mo(x)] ~ StudentT(df=3.0, loc=0.0, scale=1.0)",
+        "zeta_mo_x_sigma ~ Dirichlet([1.0, 1.0, 1.0])",
+    ):
+        assert line in method.priors()
+    _, labels = method.axes()
+    assert labels["zeta_mo_x_term"] == ["mo(x)[1]", "mo(x)[2]", "mo(x)[3]"]
+    specific = regression("g ~ z + cs(x)", family="acat", priors={"cs_x": dist.Normal(0.0, 0.5)})
+    assert "cs_x ~ Normal(loc=0.0, scale=0.5)" in specific.priors()
+    assert specific.axes()[1]["cs_x_term"] == ["0", "1", "2"]
+
+
+def test_probabilities_of_ordered_categories_are_those_of_their_definitions():
+    eta, cuts = torch.tensor([0.3, -1.0]), torch.tensor([-0.5, 0.8, 0.2])
+    p = torch.softmax(stopping(eta, cuts), -1)
+    np.testing.assert_allclose(stopping(eta, cuts).exp().sum(-1), 1, rtol=1e-6)
+    at_least = p.flip(-1).cumsum(-1).flip(-1)
+    hazard = (p / at_least)[:, :-1]
+    np.testing.assert_allclose(hazard, torch.sigmoid(cuts - eta[:, None]), rtol=1e-5)
+    p = torch.softmax(adjacent(eta, cuts), -1)
+    odds = (p[:, 1:] / p[:, :-1]).log()
+    np.testing.assert_allclose(odds, eta[:, None] - cuts, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [1e-9, 0.1, 0.9, 1.0, 1.2, 3.0, 20.0])
+def test_survival_of_a_gamma_variable_and_its_derivatives(ratio):
+    a = np.geomspace(0.02, 2000, 25)
+    exact = special.gammaincc(a, a * ratio)
+    seen = exact > 1e-250
+    shape, x = torch.tensor(a, requires_grad=True), torch.tensor(a * ratio, requires_grad=True)
+    value = log_gamma_survival(shape, x)
+    np.testing.assert_allclose(value.detach().numpy()[seen], np.log(exact[seen]), atol=1e-8)
+    by_shape, by_x = (g.numpy() for g in torch.autograd.grad(value.sum(), (shape, x)))
+    a, by_shape, by_x, exact = a[seen], by_shape[seen], by_x[seen], exact[seen]
+    hazard = np.exp(stats.gamma(a).logpdf(a * ratio)) / exact
+    np.testing.assert_allclose(by_x * a * ratio, -hazard * a * ratio, rtol=1e-6, atol=1e-7)
+    step = 1e-5 * a
+    ends = [np.log(special.gammaincc(a + sign * step, a * ratio)) for sign in (1, -1)]
+    slope = (ends[0] - ends[1]) / (2 * step)
+    np.testing.assert_allclose(by_shape, slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("formula", "how", "message"),
+    [
+        (
+            "y ~ mo(z)",
+            {},
+            r"mo\(z\) cannot be evaluated: a level is .*; expected whole numbers, or s",
+        ),
+        (
+            "y ~ mo(text)",
+            {},
+            r"it holds text, whose order is unknown; expected whole numbers, or pd",
+        ),
+        (
+            "y ~ mo(c)",
+            {},
+            r"mo\(c\) cannot be evaluated: there are 1 levels; expected three or more",
+        ),
+        (
+            "y ~ mo(died)",
+            {},
+            r"there are 2 levels; expected three or more, or x instead of mo\(x\)",
+        ),
+        ("y ~ mo(x, 3)", {}, r"cannot be evaluated: expected one variable, such as mo\(stage\)"),
+        ("y ~ mo(x):z", {}, r"has mo\(x\) inside mo\(x\):z; expected a term of its own"),
+        (
+            "y ~ z + (mo(x) | client)",
+            {},
+            r"has mo\(\); expected the variable itself, or mo\(\) as a",
+        ),
+        (
+            "y ~ z + (gp(x) | client)",
+            {},
+            r"has gp\(\); expected poly\(\) or bs\(\), or gp\(\) as a",
+        ),
+        ("y ~ gp(c)", {}, r"gp\(c\) cannot be evaluated: all values are 3; expected a variable"),
+        ("y ~ gp(z, k=3)", {}, r"k is 3; expected a whole number from 5 to 100"),
+        ("y ~ gp(z, c=1)", {}, r"c is 1; expected a number from 1.2 to 10"),
+        ("y ~ gp(x, z)", {}, r"gp\(x, z\) cannot be evaluated: k is "),
+        ("y ~ gp(z, by=x)", {}, r"got an unexpected keyword argument 'by'"),
+        ("y ~ gp(z) + gp(z, k=9)", {}, r"has two terms gp\(\) of z; expected one"),
+        (
+            "y ~ cs(x)",
+            {},
+            r"cs\(x\) has an effect at each threshold.*expected family sratio or acat",
+        ),
+        ("g ~ cs(x)", {"family": "cumulative"}, r"would let thresholds of family cumulative cross"),
+        (
+            "g ~ cs(text)",
+            {"family": "acat"},
+            r"it holds text; expected numbers, such as cs\(treated",
+        ),
+        (
+            "g ~ gp(z)",
+            {"family": "categorical"},
+            r"has no gp\(\); expected bs\(\) instead of gp\(\)",
+        ),
+        ("g ~ mo(x)", {"family": "categorical"}, r"has no mo\(\); expected C\(x\) instead of mo"),
+        (
+            "y ~ mo(x)",
+            {"priors": {"zeta_mo_x": -1}},
+            r"concentration of a Dirichlet prior, a number",
+        ),
+        ("y ~ gp(z)", {"priors": {"lscale_gp_z": dist.Normal(0.0, 1.0)}}, r"of positive numbers"),
+        (
+            "g ~ z",
+            {"family": "sratio", "priors": {"cut_first": dist.Normal(0.0, 1.0)}},
+            "unknown pri",
+        ),
+        ("p(died, c) ~ mo(x) + trials(c)", {"family": "binomial"}, r"unknown name 'trials'"),
+    ],
+)
+def test_other_uses_are_refused(formula, how, message):
+    with pytest.raises(ValueError, match=message):
+        regression(formula, **how)
+
+
+@pytest.mark.filterwarnings("ignore:estimates of")  # of one round
+def test_rows_outside_of_levels_or_of_the_interval_are_refused():
+    tables = federations.from_frames(frames())
+    run = pyrofl.fit(pyrofl.regression("y ~ mo(x)", tables), tables, rounds=1, progress=False)
+    with pytest.raises(ValueError, match=r"a level is 5; expected levels from 1 to 4, as of the"):
+        run.predict({"x": [5]}, "h0")
+    columns = pyrofl.regression("y ~ gp(z)", tables).design.population
+    with pytest.raises(ValueError, match=r"a value is 40; the process is defined from -2.*larger"):
+        columns.evaluate(pd.DataFrame({"z": [40.0]}))
+
+
+def test_categories_of_sratio_have_the_probabilities_of_their_draws():
+    tables = federations.from_frames(frames())
+    method = pyrofl.regression("g ~ z + cs(x)", tables, family="sratio")
+    run = pyrofl.fit(method, tables, progress=False)
+    drawn = run.to_arviz(draws=2000)["posterior"]
+    z, x = 4.0, 2.0
+    cuts = drawn["cutpoints"].values[0] - drawn["cs_x"].values[0] * x
+    eta = drawn["b"].values[0] * z
+    hazard = special.expit(cuts - eta)
+    whole = np.column_stack([hazard, np.ones(len(eta))])
+    passed = np.column_stack([np.ones(len(eta)), np.cumprod(1 - hazard, 1)])
+    expected = (whole * passed).mean(0)
+    predicted = run.predict({"z": [z], "x": [x]}, "h0").frame().filter(like="p(")
+    assert predicted.shape == (1, 4)
+    np.testing.assert_allclose(
+        predicted.to_numpy(dtype=float)[0], expected, atol=6 * 0.1 / 2000**0.5
+    )
