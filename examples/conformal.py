@@ -87,7 +87,7 @@ if __name__ == "__main__":
     chosen = args.only.split(",") if args.only else ["fedavg", "pfedvem"] if args.quick else names
     dataset = datasets.load(args.data)
     if args.data == "digits":  # few rows: all clients test all rows of their five classes
-        policy = ("slices:5", "labels_global")
+        policy = ("slices:5", "same_classes")
     else:
         dataset, policy = datasets.per_class(dataset, 300), ("dirichlet:0.3,min=10", "same_shares")
     data = federations.split(dataset, policy[0], clients=20, test=policy[1], server_data=0.1)

@@ -78,7 +78,7 @@ def measure(clients: int, rows: int, rounds: int, name: str, seed: int) -> list[
     module, settings = METHODS[name]
     if args.chosen:
         settings = settings | chosen()[module]
-    data = federations.split(dataset, "slices:5", clients, seed=seed, test="labels_global")
+    data = federations.split(dataset, "slices:5", clients, seed=seed, test="same_classes")
     method = import_module(f"pyrofl.models.{module}").build(net, **settings)
     some = pyrofl.participation.bernoulli(float(args.participation))
     run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)

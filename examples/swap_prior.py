@@ -18,7 +18,7 @@ parser.add_argument("--quick", action="store_true", help="Short run with two rou
 parser.add_argument("--out", type=Path, default=Path("results/swap_prior"))
 args = parser.parse_args()
 
-data = federations.split(datasets.load("digits"), "slices:5", clients=20, test="labels_global")
+data = federations.split(datasets.load("digits"), "slices:5", clients=20, test="same_classes")
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 
 choices = {

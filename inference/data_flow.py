@@ -20,7 +20,7 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.definition.description import describe
-from pyrofl.inference.definition.metadata import WireCost, of_kind
+from pyrofl.inference.definition.metadata import WireCost, metadata_of_class
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import prepare_data
@@ -227,7 +227,9 @@ def _read(method: Method, received: Tensors, local: Tensors) -> dict[str, int]:
     names = frozenset[str]().union(*map(get_provenance, sent.values()))
     entry_counts = {n: local[n].numel() for n in names}
     entry_counts |= {
-        n: v.numel() for n, v in local.items() if any(_same(v, m) for m in sent.values())
+        n: v.numel()
+        for n, v in local.items()
+        if any(_is_equal_and_varies(v, m) for m in sent.values())
     }
     with torch.enable_grad():
         inputs = {n: local[n].detach().clone() for n in names if local[n].is_floating_point()}
@@ -250,7 +252,7 @@ def _read(method: Method, received: Tensors, local: Tensors) -> dict[str, int]:
     return entry_counts
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _is_equal_and_varies(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal and not constant, so that this is no coincidence."""
     alike = one.shape == other.shape and bool((one == other).all())
     return alike and bool((one != one.flatten()[:1]).any())
@@ -293,7 +295,7 @@ def _flow(
         clients=data.clients,
         rows=(min(sizes), max(sizes)),
         row_numbers=data.x[0].numel() + data.y[0].numel(),
-        once=_once(data),
+        once=_upload_before_rounds(data),
         down=_parts(down, alike),
         up=_parts(up, alike),
         server=_parts(server, _roles(server), method.per_client),
@@ -303,7 +305,7 @@ def _flow(
     )
 
 
-def _once(data: Federation) -> tuple[FlowPart, ...]:
+def _upload_before_rounds(data: Federation) -> tuple[FlowPart, ...]:
     """Return what a client sends before round one: its name and size, and sums of its columns."""
     names = data.names[: data.clients]
     parts = [FlowPart("name and number of rows", 1, tuple(len(n.encode()) + 8 for n in names))]
@@ -317,7 +319,7 @@ def _once(data: Federation) -> tuple[FlowPart, ...]:
 
 def _bytes(method: Method, name: str, tensors: Tensors) -> list[int]:
     """Return the bytes of a tensor of a message, for each client, as `Method.message_bytes`."""
-    for names, cost in of_kind(method.metadata.tensors, WireCost):
+    for names, cost in metadata_of_class(method.metadata.tensors, WireCost):
         if matches(name, names):
             return [int(v) for v in cost.count(name, tensors)]
     return [int(v) for v in dense_bytes({name: tensors[name]})]

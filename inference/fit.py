@@ -18,7 +18,7 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.extensions import find_extension, required
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.seeds import Seed, continued
+from pyrofl.inference.definition.seeds import Seed, resumed_seed
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions, federate
 from pyrofl.inference.engine.origin import validate_resume
@@ -36,7 +36,8 @@ from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
 MAX_ROUNDS = 100  # rounds, unless their number is given
-WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum
+# Rounds, or a tenth of them, between two tests whether a quiet run is at its optimum.
+ROUNDS_BETWEEN_TESTS = 5
 
 
 @overload
@@ -168,7 +169,7 @@ def fit(
         (resume_from, resume_from.state) if isinstance(resume_from, Run) else (None, resume_from)
     )
     begun = validate_resume(begun, data) if begun else None
-    seed = continued(seed, past_run.seed if past_run else None)
+    seed = resumed_seed(seed, past_run.seed if past_run else None)
     state = begun or first(at(0), data, seed, server_state)
     run = (past_run or Run(at(0), data, state)).copy(
         method=at(max(state.number - 1, 0)),
@@ -193,7 +194,7 @@ def fit(
         if number < rounds and (judge is None or number < again or not judge.over):
             return False
         run.test_ending()
-        again = number + max(WAIT, number // 10)
+        again = number + max(ROUNDS_BETWEEN_TESTS, number // 10)
         status = run.status
         return number == rounds or status.kind != "not converged" or status.ended
 
@@ -236,11 +237,11 @@ def fit(
                 failure = f"round {state.number}: {why}"
             last = at_end() or bool(failure)
             # Before the evaluation: what a callback saves is that of a fit with more rounds.
-            if callback and ends_fit(called("callback", callback, run)):
+            if callback and ends_fit(call_user_function("callback", callback, run)):
                 last, failure = True, ""
             test_if_due(last)
             if logger:
-                called("logger", logger, run, run.records[-1])
+                call_user_function("logger", logger, run, run.records[-1])
             idle = () if len(state.reporters.ids) else ("no client reported; server unchanged",)
             for told in (*state.rejected, *idle):
                 shown.tell(f"round {state.number}: {told}")
@@ -287,7 +288,7 @@ def ends_fit(value: object) -> bool:
     )
 
 
-def called(name: str, function: Callable[..., object], *args: object) -> object:
+def call_user_function(name: str, function: Callable[..., object], *args: object) -> object:
     """Return what a user's function returns; raise ValueError if it raises StopIteration.
 
     A loop around `fit` would end in silence.

@@ -19,15 +19,19 @@ from torch import Generator, Tensor
 from pyrofl.inference.definition.rejection import POINT_ERRORS, rejecting
 from pyrofl.tensors import add_trailing_axes, times
 
-CHAINS, KEPT, THINNING = 256, 16, 4  # chains, kept draws of each, and iterations per draw
-SHORTEST, LONGEST = 0.2, 2.0  # trajectory, in quarters of the period of a normal distribution
-WINDOWS, WARM = 4, 10  # updates of the metric during the warm-up, and iterations before each
-TARGET = 0.8  # mean probability of acceptance
-MOST_STEPS = 32  # of a trajectory
-SHRINK = 1e-3  # of a covariance towards its diagonal
-APPROACH, APPROACH_STEPS = 60, 8  # iterations before the metric is known, and their steps
+# Chains, kept draws of each, and iterations per draw.
+NUM_CHAINS, DRAWS_PER_CHAIN, THINNING = 256, 16, 4
+# Trajectory, in quarters of the period of a normal distribution.
+MIN_TRAJECTORY, MAX_TRAJECTORY = 0.2, 2.0
+# Updates of the metric during the warm-up, and iterations before each.
+NUM_METRIC_UPDATES, ITERATIONS_PER_UPDATE = 4, 10
+TARGET_ACCEPTANCE = 0.8  # mean probability of acceptance
+MAX_STEPS = 32  # of a trajectory
+COVARIANCE_SHRINKAGE = 1e-3  # of a covariance towards its diagonal
+# Iterations before the metric is known, and their steps.
+APPROACH_ITERATIONS, APPROACH_STEPS = 60, 8
 APPROACH_SIZE, APPROACH_TARGET = 0.1, 0.7  # their first step size, and probability of acceptance
-DIVERGENT = 1000.0  # loss of energy in a trajectory that has diverged
+DIVERGENT_ENERGY = 1000.0  # loss of energy in a trajectory that has diverged
 
 LogDensity = Callable[[Tensor], Tensor]
 """Points [S, d] -> log densities [S]."""
@@ -65,16 +69,16 @@ def hmc(
         log_density: of points [S, d], differentiable.
         start: a point of each chain, [K, d].
         source: random generator.
-        draws_per_chain: draws of each chain; default `KEPT`.
+        draws_per_chain: draws of each chain; default `DRAWS_PER_CHAIN`.
         thinning: iterations per draw; default `THINNING`.
         jitter: largest random decrease of the step size of each chain in an iteration, relative to
             it, so that no chain stays long where the density is narrow.
-        target: mean probability of acceptance; default `TARGET`.
+        target: mean probability of acceptance; default `TARGET_ACCEPTANCE`.
     """
     draws_per_chain, thinning, target = (
-        draws_per_chain or KEPT,
+        draws_per_chain or DRAWS_PER_CHAIN,
         thinning or THINNING,
-        target or TARGET,
+        target or TARGET_ACCEPTANCE,
     )
     now, step = _at(log_density, start), _StepSize(target)
     root = covariance_root(start)
@@ -86,17 +90,17 @@ def hmc(
         sizes, mean = size * (1 - jitter * uniform), size * (1 - jitter / 2)
         return _iterated(log_density, now, root, sizes, source, _steps(mean, source))
 
-    for window in range(WINDOWS):
+    for window in range(NUM_METRIC_UPDATES):
         seen = []
-        for _ in range(WARM):
+        for _ in range(ITERATIONS_PER_UPDATE):
             now, accepted, _ = iterated(step.size)
             step.adapt(float(accepted.mean()))
             seen.append(now.u)
         now = _restarted(now, seen, source)
         # The first iterations of a window are still on their way.
-        root = covariance_root(torch.cat(seen[WARM // 2 :]))
+        root = covariance_root(torch.cat(seen[ITERATIONS_PER_UPDATE // 2 :]))
         step = _StepSize(target, step.average if window else step.size)
-    for _ in range(WARM):
+    for _ in range(ITERATIONS_PER_UPDATE):
         now, accepted, _ = iterated(step.size)
         step.adapt(float(accepted.mean()))
     points, wrong = [], []
@@ -119,7 +123,7 @@ def approach(log_density: LogDensity, start: Tensor, source: Generator) -> Tenso
     """
     now, root = _at(log_density, start), torch.eye(start.shape[1]).to(start)
     size = start.new_full((len(start), 1), APPROACH_SIZE)
-    for _ in range(APPROACH):
+    for _ in range(APPROACH_ITERATIONS):
         now, accepted, _ = _iterated(log_density, now, root, size, source, APPROACH_STEPS)
         size = size * (accepted - APPROACH_TARGET).mul(0.5).exp()[:, None]
     return now.u
@@ -195,14 +199,14 @@ def _iterated(
     accepted_values = (
         torch.where(add_trailing_axes(take, a), a, b) for a, b in zip(new, now, strict=True)
     )
-    return _Point(*accepted_values), probability, change < -DIVERGENT
+    return _Point(*accepted_values), probability, change < -DIVERGENT_ENERGY
 
 
 def _steps(size: float, source: Generator) -> int:
     """Return the number of steps of a trajectory of random length."""
     part = float(torch.rand((), generator=source))
-    length = math.pi / 2 * (SHORTEST + part * (LONGEST - SHORTEST))
-    return min(MOST_STEPS, math.ceil(length / size))
+    length = math.pi / 2 * (MIN_TRAJECTORY + part * (MAX_TRAJECTORY - MIN_TRAJECTORY))
+    return min(MAX_STEPS, math.ceil(length / size))
 
 
 def _at(log_density: LogDensity, u: Tensor) -> _Point:
@@ -224,6 +228,6 @@ def covariance_root(u: Tensor) -> Tensor:
     centered = u - u.mean(0)
     covariance = centered.mT @ centered / len(u)
     diagonal = covariance.diagonal().clamp(min=1e-20)
-    part = len(u[0]) / (len(u[0]) + len(u)) + SHRINK
+    part = len(u[0]) / (len(u[0]) + len(u)) + COVARIANCE_SHRINKAGE
     factor = torch.linalg.cholesky_ex((1 - part) * covariance + part * torch.diag(diagonal))
     return factor.L if not int(factor.info) else torch.diag(diagonal.sqrt())

@@ -36,7 +36,7 @@ from pyrofl.arguments import check_name, checked
 from pyrofl.data import Federation
 from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.averages import AggregationError
-from pyrofl.inference.definition.metadata import Factors, of_kind
+from pyrofl.inference.definition.metadata import Factors, metadata_of_class
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
@@ -117,7 +117,7 @@ def join(run: Run, data: Federation) -> Run:
 
 def get_factors(run: Run) -> Factors:
     """Return the metadata of the clients' posterior factors; raise ValueError if there are none."""
-    factors = of_kind(run.method.metadata.tensors, Factors)
+    factors = metadata_of_class(run.method.metadata.tensors, Factors)
     if not factors:
         raise ValueError(
             "the server of this run keeps no factors of clients; expected a run of "

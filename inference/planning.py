@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions
@@ -20,10 +20,10 @@ from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.summaries import Summarized
 
-PILOT = 2  # rounds
+NUM_PILOT_ROUNDS = 2  # rounds
 # Fewest and most rounds that the problems of examples/posteriors needed, see hierarchical.md.
-UNDAMPED = (3, 9)  # of likelihood factors, if two do not suffice
-DAMPED = (10, 32)  # of PVI for hierarchical programs
+UNDAMPED_ROUNDS = (3, 9)  # of likelihood factors, if two do not suffice
+DAMPED_ROUNDS = (10, 32)  # of PVI for hierarchical programs
 
 Range = tuple[float, float]
 
@@ -153,7 +153,13 @@ def plan(
         raise ValueError("data has no rows; pass simulated rows of the same sizes and columns")
     stop: Any = None if rounds else "converged"
     run = fit(
-        method, data, min(rounds or PILOT, PILOT), stop_when=stop, seed=seed, progress=False, **loop
+        method,
+        data,
+        min(rounds or NUM_PILOT_ROUNDS, NUM_PILOT_ROUNDS),
+        stop_when=stop,
+        seed=seed,
+        progress=False,
+        **loop,
     )
     last = run.records[-1]
     expected, why = ((rounds, rounds), "as given") if rounds else _predicted(run)
@@ -181,11 +187,11 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
     if any(len(record.reported) < clients for record in run.records):
         return None, "some clients do not report in every round; give a number of rounds"
     reason = "as problems of examples/posteriors need, unless the posterior has several modes"
-    each = [moments for _, moments in of_kind(tensors, Moments)]
+    each = [moments for _, moments in metadata_of_class(tensors, Moments)]
     if any(moments.undamped for moments in each):
-        return UNDAMPED, reason
+        return UNDAMPED_ROUNDS, reason
     if any(moments.optimal for moments in each) and run.method.metadata.sites:
-        return DAMPED, reason
+        return DAMPED_ROUNDS, reason
     return None, "no rule predicts when this method converges; give a number of rounds"
 
 

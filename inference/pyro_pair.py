@@ -26,7 +26,7 @@ from pyrofl.inference.definition.elbo import (
     TransformedLoss,
     base_of,
     latent,
-    recorded,
+    trace_program,
     with_rows,
 )
 from pyrofl.inference.definition.metadata import LocalPair
@@ -156,8 +156,8 @@ def to_pyro(
         """Return traces of the guide and of the model."""
         with default_type(batch.size.dtype), seeded(seed):
             try:
-                q = recorded(program, tensors(values))
-                return q, recorded(base, tensors(values), q)
+                q = trace_program(program, tensors(values))
+                return q, trace_program(base, tensors(values), q)
             except RuntimeError as error:
                 if "several sites are named 'clients'" not in str(error):
                     raise

@@ -74,7 +74,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, renamed, role, under
 
-LARGEST = 10_000_000  # numbers of a client's covariances
+MAX_COVARIANCE_ENTRIES = 10_000_000  # numbers of a client's covariances
 SEARCH_GRID = {"lr_encoder": (0.003, 0.01, 0.03), "lr_base": (0.003, 0.01, 0.03, 0.1)}
 
 
@@ -148,11 +148,11 @@ def build(
     shapes = net.select_params(net.head)
     points = [n for n in whole.shapes if n not in shapes]
     layer = Layer(shapes, features, outputs)
-    if outputs * layer.size**2 > LARGEST:
+    if outputs * layer.size**2 > MAX_COVARIANCE_ENTRIES:
         raise ValueError(
             f"the posterior of a head with {outputs} outputs of {layer.size} weights has "
-            f"{outputs * layer.size**2:,} numbers per client; expected at most {LARGEST:,}: use a "
-            "network with a narrower last hidden layer"
+            f"{outputs * layer.size**2:,} numbers per client; expected at most "
+            f"{MAX_COVARIANCE_ENTRIES:,}: use a network with a narrower last hidden layer"
         )
     encoder = Encoder.of(features, outputs, hidden)
     families = as_families(prior, shapes)
@@ -318,12 +318,12 @@ def build(
 
 
 OWN = {"base": "own"}  # the base that a client has used for its posterior
-FLOOR = 1e-24  # smallest variance of the population, as of points
+MIN_VARIANCE = 1e-24  # smallest variance of the population, as of points
 
 
 def log_scale(variance: Tensors) -> Tensors:
     """Return log standard deviations."""
-    return {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
+    return {n: v.clamp(min=MIN_VARIANCE).log() / 2 for n, v in variance.items()}
 
 
 class Layer:

@@ -37,10 +37,16 @@ from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.elbo import TransformedLoss
 from pyrofl.inference.definition.metadata import Metadata
-from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_received
+from pyrofl.inference.definition.method import (
+    GradientStep,
+    Method,
+    Phase,
+    as_received,
+    phase_and_step,
+)
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.shared.personal_copies import only_step, start_own
+from pyrofl.models.shared.personal_copies import start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, add_trailing_axes, role
@@ -68,7 +74,7 @@ def build(
     """
     settings: fedavg.Training = {"lr": 0.03, **training}
     base = fedavg.build(net, **settings)
-    train, step = only_step(base)
+    train, step = phase_and_step(base)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize a client's local model at the global one, and its mixing weight at `alpha`."""

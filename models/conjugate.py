@@ -58,14 +58,15 @@ from pyrofl.inference.definition.metadata import (
 )
 from pyrofl.inference.definition.method import Method, Phase, View, as_received
 from pyrofl.inference.definition.programs import Program
-from pyrofl.models.likelihood_factors.structure import CLIENTS, on_cpu
+from pyrofl.models.likelihood_factors.structure import NUM_CHECKED_CLIENTS, on_cpu
 from pyrofl.models.shared.unconstrained import layouts, traced
 from pyrofl.tensors import Tensors, default_type, generator, role, under
 
 __all__ = ["method"]
 
-LINEAR = 1e-9  # largest residual of a log likelihood that is linear, relative to its range
-ROUNDING = 1e-6  # of a sum, relative to that of all clients and the prior
+# Largest residual of a log likelihood that is linear, relative to its range.
+LINEARITY_TOLERANCE = 1e-9
+ROUNDING_TOLERANCE = 1e-6  # of a sum, relative to that of all clients and the prior
 NEGATIVE = "its sums or counts are negative; expected those of rows, at least 0"
 OTHERS = "use pvi.hierarchical or likelihood_factors.hierarchical for this program"
 
@@ -178,7 +179,9 @@ class Conjugate:
     def counted(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
         """Return whether each client's sums have grown, up to rounding of all sums, bool [C]."""
         grown = [
-            (message[f"change/{n}"] >= -ROUNDING * server[f"{n}/parameters"].abs()).flatten(1)
+            (
+                message[f"change/{n}"] >= -ROUNDING_TOLERANCE * server[f"{n}/parameters"].abs()
+            ).flatten(1)
             for n in self.families
         ]
         return torch.cat(grown, 1).all(1)
@@ -238,7 +241,7 @@ def statistics(
     t, total = t - t.mean(0), total - total.mean(0)
     h = torch.linalg.lstsq(t, total, driver="gelsd").solution  # [q, C]
     off = (t @ h - total).abs().amax(0)
-    linear = off <= LINEAR * (total.abs().amax(0) + 1)
+    linear = off <= LINEARITY_TOLERANCE * (total.abs().amax(0) + 1)
     # Of each site, [C, q].
     solutions = torch.where(linear, h, torch.nan).mT.split([v.shape[1] for v in parts], 1)
     return {n: v.reshape(-1, *prior[n].shape) for n, v in zip(prior, solutions, strict=True)}
@@ -300,7 +303,7 @@ def method(model: Program, data: Federation) -> Method:
                 f"expected fixed numbers; {OTHERS}"
             )
         families[name], prior[name] = family, value[0, 0, 0].clone()
-    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
+    some = on_cpu(data.batch(torch.arange(min(NUM_CHECKED_CLIENTS, data.clients))))
     first_statistics = statistics(model, families, prior, some)
     if any(bool(v.isnan().any()) for v in first_statistics.values()):
         names = ", ".join(families)

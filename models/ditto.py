@@ -33,12 +33,12 @@ from pyrofl.arguments import NotNegative, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import On, TransformedLoss
 from pyrofl.inference.definition.metadata import Metadata
-from pyrofl.inference.definition.method import Method, as_received
+from pyrofl.inference.definition.method import Method, as_received, phase_and_step
 from pyrofl.inference.definition.programs import Guide, as_prior, of_network
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, proximal
-from pyrofl.models.shared.personal_copies import only_step, own, start_own
+from pyrofl.models.shared.personal_copies import as_personal, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
@@ -80,7 +80,7 @@ def build(
                 pyro.sample("y", likelihood(net(v, batch.x), batch.x), obs=batch.y)
 
     def points(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Set the personal parameters to the point v_j, which `own` puts in the place of w_j."""
+        """Set the personal parameters to the point v_j, with which `as_personal` replaces w_j."""
         with batch.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, dist.Delta(local[f"w/{n}"], event_dim=len(shape)))
@@ -89,9 +89,9 @@ def build(
     q = cast("Guide", common.guide)
     if training.get("guide") is None:
         q = replace(q, program=points)
-    train, step = only_step(common)
+    train, step = phase_and_step(common)
     send = replace(step, loss=On(step.loss, common.model, common.guide))
-    keep = replace(step, names="own/*", loss=TransformedLoss(step.loss, own))
+    keep = replace(step, names="own/*", loss=TransformedLoss(step.loss, as_personal))
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(
         common,
@@ -101,6 +101,6 @@ def build(
         guide=q,
         phases=(replace(train, updates=(send,)), replace(train, updates=(keep,), epochs=epochs)),
         adapt=tuple(replace(phase, updates=(keep,)) for phase in common.adapt),
-        views={"personal": own, "global": as_received},
+        views={"personal": as_personal, "global": as_received},
         metadata=Metadata(reads={"model": model, "guide": q}),
     )

@@ -70,7 +70,7 @@ MetaGradient = Literal["kl", "unrolled"]
 GuideName = Literal["log_mean_field", "mean_field", "delta"]
 Average = Literal["mnu", "std", "moments"]
 
-FLOOR = 1e-4  # smallest standard deviation of the prior
+MIN_SD = 1e-4  # smallest standard deviation of the prior
 
 SEARCH_GRID = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.001, 0.01, 0.1, 1.0)}
 
@@ -180,7 +180,7 @@ def build(
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
         """Return named tensors of the prior: means, and log standard deviations bounded below."""
-        bounded = {n: v.clamp(min=math.log(FLOOR)) for n, v in log_scale.items()}
+        bounded = {n: v.clamp(min=math.log(MIN_SD)) for n, v in log_scale.items()}
         return under("loc", loc) | (under("log_scale", bounded) if q.random else {})
 
     def log_scale(local: Tensors, name: str) -> Tensor:

@@ -43,7 +43,7 @@ from pyrofl.inference.definition.elbo import with_rows
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import sgd
-from pyrofl.inference.definition.prior_conversion import probed
+from pyrofl.inference.definition.prior_conversion import probe_prior
 from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_prior
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
@@ -106,7 +106,7 @@ def build(
         if prior is None
         else as_prior(prior, {"pi": shape}, constraints.simplex, may_be_learned=False)
     )
-    if prior_of is not None and (fn := probed(prior_of, "pi", shape)) is not None:
+    if prior_of is not None and (fn := probe_prior(prior_of, "pi", shape)) is not None:
         concentration(fn, has_mode=family is guides.delta)
     q = family({"pi": shape}, loc="weight", spread="log_count")
 

@@ -75,7 +75,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import network_programs
 from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import Partitioned
-from pyrofl.models.pvi.server import HALVINGS, Covariance
+from pyrofl.models.pvi.server import MAX_HALVINGS, Covariance
 from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.shared.gaussians import PARAMETERS, draw_count
 from pyrofl.models.shared.laplace import LaplaceCore
@@ -85,7 +85,7 @@ from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, generator, pick, role, seeded, under
 
 Moments = Literal["laplace", "langevin", "nuts", "natural"]
-FLOOR = 1e-10  # smallest variance of draws
+MIN_VARIANCE = 1e-10  # smallest variance of draws
 
 
 SEARCH_GRID = {"lr": (0.003, 0.01, 0.03), "init_scale": (0.1, 0.3, 1.0), "momentum": (0.0, 0.9)}
@@ -306,7 +306,7 @@ class Tilted:
         The root is NaN if the covariance is not positive definite.
         """
         if not self.core.normals.full:
-            return second.clamp(min=FLOOR).sqrt()
+            return second.clamp(min=MIN_VARIANCE).sqrt()
         found, info = torch.linalg.cholesky_ex(second)
         return torch.where((info == 0)[:, None, None], found, torch.nan)
 
@@ -343,12 +343,12 @@ def without_factors(method: Method, core: LaplaceCore, damping: float | None) ->
         rate = float(share.sqrt()) if damping is None else damping
         prior = {n: v.to(share) for n, v in core.factor_of_prior.items()}
         goal = {n: prior[n] + (pooled[n] - other_factors[n]) / share for n in PARAMETERS}
-        for _ in range(HALVINGS):
+        for _ in range(MAX_HALVINGS):
             q = {n: server[n] + rate * (goal[n] - server[n]) for n in PARAMETERS}
             if bool(core.normals.proper(q["precision"])):
                 return server | q
             rate /= 2
-        raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
+        raise AggregationError(f"q is no distribution after {MAX_HALVINGS} halvings of the damping")
 
     def read(received: Tensors, local: Tensors) -> Tensors:
         """Add mean and covariance root of the received posterior to the local tensors."""

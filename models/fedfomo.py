@@ -41,11 +41,10 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Range, Share, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.metadata import PER_CLIENT, SHARE_RULE, Metadata, MetadataByPattern
-from pyrofl.inference.definition.method import Method, Phase, as_trained
+from pyrofl.inference.definition.method import Method, Phase, as_trained, phase_and_step
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models import fedavg
 from pyrofl.models.shared import kept_models
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, sum_per_client, under
@@ -90,7 +89,7 @@ def build(
             f"aggregation is {aggregation!r}; expected none, as every client has a mean of its own"
         )
     base = fedavg.build(net, **training)
-    train, step = only_step(base)
+    train, step = phase_and_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the server: the same random model for all clients, and zero affinities."""

@@ -34,12 +34,11 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, checked
 from pyrofl.data import Batch
-from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase, phase_and_step
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.models.guides.correlated import parted
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -70,7 +69,7 @@ def build(
         training: of the clients, as in `fedavg.build`; its `epochs` are the burn-in.
     """
     base = fedavg.build(net, **training)
-    burn_in, step = only_step(base)
+    burn_in, step = phase_and_step(base)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Reset the running sum of SGD iterates and the step counter to zero."""

@@ -12,7 +12,7 @@ Learning", NeurIPS 2022. The network is a shared base and a personal head z_j:
                       U(z) = -log p(D_j | base, z) - log p(z | beta)
              base_j = base_j - lr grad of -log p(D_j | base_j, z_j) / n_j   at the draws of z_j
     server   base   = sum_j n_j base_j / sum_j n_j
-             m      = mean_j mean of z_j's draws,   s^2 = mean_j mean of their squares - m^2
+             m      = mean_j mean of z_j's draws,   s^2 = mean_j mean of (z_j - m)^2
 
 A Langevin step is a gradient step of plain SGD and, as a second move, noise of the client's own.
 Chains continue from round to round; the draws after `burn_in` epochs count, those of earlier rounds
@@ -68,7 +68,7 @@ from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, under
 
-FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
+MIN_VARIANCE = 1e-8  # smallest variance of the population, and of a client's draws
 
 SEARCH_GRID = {"lr_head": (0.01, 0.03, 0.1, 0.3, 1.0), "lr_base": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
@@ -164,38 +164,45 @@ def build(
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
         """Return the population's means and log standard deviations as named server tensors."""
-        width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
+        width = {n: v.clamp(min=MIN_VARIANCE).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's Langevin chain at the population mean of the heads."""
         center = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
-        none = under("sum", {n: torch.zeros_like(v) for n, v in center.items()})
-        none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(cohort.size)}
+        none = under("squares", {n: torch.zeros_like(v) for n, v in center.items()})
+        none |= under("mean", center) | {"draws": torch.zeros_like(cohort.size)}
         return point.start(center) | q.start(center, spread) | none
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Down-weight the sums of moments from earlier rounds by the factor `memory`."""
-        return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
+        """Down-weight the draws of earlier rounds by the factor `memory`."""
+        return {n: memory * v for n, v in pick(local, "squares/* draws").items()}
 
     def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the current draw of the client's head to the sums of first and second moments."""
-        z = role("z", local)
-        new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
-        return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
+        """Add the current draw of the client's head to the mean and the sum of squared deviations.
+
+        By Welford's recursion: a difference of sums would lose a small spread around a large mean.
+        """
+        draws, mean, squares = local["draws"] + 1, {}, {}
+        for n, z in role("z", local).items():
+            change = z - local[f"mean/{n}"]
+            mean[n] = local[f"mean/{n}"] + change / add_trailing_axes(draws, z)
+            squares[n] = local[f"squares/{n}"] + change * (z - mean[n])
+        return under("mean", mean) | under("squares", squares) | {"draws": draws}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the moments of the client's head draws, and their normal approximation."""
-        mean = {n: v / add_trailing_axes(local["draws"], v) for n, v in role("sum", local).items()}
-        square = {
+        """Compute the moments about the population's mean, and the normal guide, of the draws."""
+        mean, loc = role("mean", local), role("loc", received)
+        variance = {
             n: v / add_trailing_axes(local["draws"], v) for n, v in role("squares", local).items()
         }
-        width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
-        return under("mean", mean) | under("square", square) | q.start(mean, width)
+        width = {n: v.clamp(min=MIN_VARIANCE).sqrt() for n, v in variance.items()}
+        square = {n: v + (mean[n] - loc[n]).square() for n, v in variance.items()}
+        return under("square", square) | q.start(mean, width)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the shared base, and the first and second moments of the client's head draws."""
+        """Send the base, the mean of the head's draws, and their mean squared distance from m."""
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
@@ -207,8 +214,8 @@ def build(
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
         """Update the shared base, and the population's mean and variance (M-step)."""
-        loc, square = role("loc", pooled), role("log_scale", pooled)
-        variance = {n: square[n] - v.square() for n, v in loc.items()}
+        loc, square, old = role("loc", pooled), role("log_scale", pooled), role("loc", server)
+        variance = {n: square[n] - (v - old[n]).square() for n, v in loc.items()}
         return server | pick(pooled, "base/*") | population(loc, variance)
 
     combine = get_rule(aggregation)
@@ -218,10 +225,12 @@ def build(
         even = torch.ones_like(cohort.size)
         base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
-        loc = combine(mean, even, role("loc", server))
-        apart = {n: square[n] - (2 * mean[n] - v) * v for n, v in loc.items()}
-        old = {n: (2 * v).exp() for n, v in role("log_scale", server).items()}
-        return server | under("base", base) | population(loc, combine(apart, even, old))
+        old = role("loc", server)
+        loc = combine(mean, even, old)
+        variance = {n: square[n] - (v - old[n]).square() for n, v in mean.items()}
+        distance = {n: v + (mean[n] - loc[n]).square() for n, v in variance.items()}  # from loc
+        width = {n: (2 * v).exp() for n, v in role("log_scale", server).items()}
+        return server | under("base", base) | population(loc, combine(distance, even, width))
 
     def common(received: Tensors, local: Tensors) -> Tensors:
         """Return the global model: shared base, and head with the population's distribution."""

@@ -62,7 +62,7 @@ from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 PLACE = "_place"  # auxiliary site: which particle
-ITERATIONS = 100  # of the barycenter at most, as in the authors' code
+MAX_ITERATIONS = 100  # of the barycenter at most, as in the authors' code
 SEARCH_GRID = {"lr": (0.0003, 0.001, 0.003, 0.01), "bandwidth": (0.1, 0.55, 2.0)}
 
 
@@ -280,7 +280,7 @@ def match(start: Tensor, particles: Tensor) -> Tensor:
             [6.5000]])
     """
     center, order = start, None
-    for _ in range(ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         cost = torch.stack([torch.cdist(center.double(), one.double()) for one in particles])
         each = [linear_sum_assignment(c.square().cpu().numpy())[1] for c in cost]
         new = torch.stack([torch.from_numpy(columns) for columns in each]).to(particles.device)

@@ -34,9 +34,8 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator
 from pyrofl.inference.definition.metadata import Metadata, Rule
-from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase, phase_and_step
 from pyrofl.models import fedavg
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, under
@@ -62,7 +61,7 @@ def build(
     """
     settings: fedavg.Training = {"lr": 0.05, **training}
     base = fedavg.build(net, **settings)
-    _, step = only_step(base)
+    _, step = phase_and_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize each cluster's model by an independent random draw."""

@@ -32,11 +32,16 @@ from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.arguments import Count, NotNegative, checked
-from pyrofl.inference.definition.method import Method, Phase, as_received, as_trained
+from pyrofl.inference.definition.method import (
+    Method,
+    Phase,
+    as_received,
+    as_trained,
+    phase_and_step,
+)
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.shared.meta_gradients import BATCH_PARTS, Order, maml
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -71,7 +76,7 @@ def build(
     """
     settings: fedavg.Training = {"lr": 0.1, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
-    train, step = only_step(base)
+    train, step = phase_and_step(base)
     ahead = replace(step, loss=maml(step.loss, step.names, inner_lr, order=order))
     inner = replace(step, optim=sgd(inner_lr), num_steps=adapt_steps)
     return replace(

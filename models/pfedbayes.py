@@ -62,7 +62,7 @@ from pyrofl.models.shared.activations import (
     is_chosen,
     reason_against,
 )
-from pyrofl.models.shared.personal_copies import own, start_own
+from pyrofl.models.shared.personal_copies import as_personal, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
@@ -164,7 +164,7 @@ def build(
 
     samples = num_particles if q.random else None
     pull = replace(elbo(kl=kl, mean=True), likelihood=False)
-    follow: Loss = TransformedLoss(pull, own, return_received)
+    follow: Loss = TransformedLoss(pull, as_personal, return_received)
 
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -175,14 +175,16 @@ def build(
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)
         return fit + pull(model, guide, received, local, data)
 
-    infer: Loss = TransformedLoss(faint, own, return_received)
+    infer: Loss = TransformedLoss(faint, as_personal, return_received)
     reads: dict[str, Program] = {"guide": q}
     if is_chosen(sampling, reason_against(net, chosen, prior)):
         outputs, reads["model"] = Activations(net, likelihood, num_particles), model
-        follow = TransformedLoss(divergence(q, weights, kl), own, return_received)
-        infer = TransformedLoss(outputs.negative_elbo(q, weights, kl, noise), own, return_received)
+        follow = TransformedLoss(divergence(q, weights, kl), as_personal, return_received)
+        infer = TransformedLoss(
+            outputs.negative_elbo(q, weights, kl, noise), as_personal, return_received
+        )
     elif noise == 1 or not q.random:
-        infer = TransformedLoss(elbo(samples, kl, mean=True), own, return_received)
+        infer = TransformedLoss(elbo(samples, kl, mean=True), as_personal, return_received)
     moves = (GradientStep("own/*", adam(lr), infer, steps), GradientStep(q.names, adam(lr), follow))
     return Method(
         name="pfedbayes",
@@ -193,7 +195,7 @@ def build(
         phases=(Phase(moves, epochs, batch),),
         aggregate=damped(Aggregator({"*": uniform}, rule=aggregation), 1 - beta),
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
-        views={"personal": own, "global": as_received},
+        views={"personal": as_personal, "global": as_received},
         metadata=Metadata(
             normals("w", "spread", softplus) if chosen is guides.mean_field else {},
             train_all_clients=True,

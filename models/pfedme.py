@@ -33,11 +33,17 @@ from pyrofl.arguments import Count, NotNegative, Positive, checked
 from pyrofl.inference.definition.aggregator import Aggregator, damped, uniform
 from pyrofl.inference.definition.elbo import Elbo, TransformedLoss
 from pyrofl.inference.definition.metadata import Metadata
-from pyrofl.inference.definition.method import GradientStep, Method, as_received, return_received
+from pyrofl.inference.definition.method import (
+    GradientStep,
+    Method,
+    as_received,
+    phase_and_step,
+    return_received,
+)
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.priors import PriorFamily, proximal
-from pyrofl.models.shared.personal_copies import only_step, own, start_own
+from pyrofl.models.shared.personal_copies import as_personal, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -74,10 +80,10 @@ def build(
     """
     settings: fedavg.CenteredTraining = {"lr": 0.05, "batch": 50, **training}
     base = fedavg.build(net, prior=proximal(strength, prior), **settings)
-    train, step = only_step(base)
+    train, step = phase_and_step(base)
     assert isinstance(step.loss, Elbo)
     whole, pull = (
-        TransformedLoss(replace(step.loss, likelihood=rows), own, return_received)
+        TransformedLoss(replace(step.loss, likelihood=rows), as_personal, return_received)
         for rows in (True, False)
     )
     moves = (
@@ -94,6 +100,6 @@ def build(
             Aggregator({"*": uniform}, rule=training.get("aggregation", "mean")), 1 - beta
         ),
         adapt=tuple(replace(phase, updates=moves) for phase in base.adapt),
-        views={"personal": own, "global": as_received},
+        views={"personal": as_personal, "global": as_received},
         metadata=Metadata(train_all_clients=True),
     )

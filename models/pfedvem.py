@@ -70,7 +70,7 @@ from pyrofl.tensors import (
 )
 
 SEARCH_GRID = {"lr_head": (0.0003, 0.001, 0.003, 0.01), "lr_base": (0.0003, 0.001, 0.003, 0.01)}
-CEILING = 1e12  # with no variance at all the objective is unbounded at mu_j = w
+MAX_CONFIDENCE = 1e12  # with no variance at all the objective is unbounded at mu_j = w
 Confidence = Literal["full", "uncertainty", "deviation"]
 
 
@@ -78,7 +78,7 @@ def precision(
     variance: Tensor,
     deviation: Tensor,
     d: int,
-    of: Confidence = "full",
+    confidence: Confidence = "full",
     prior_scale: float | None = None,
 ) -> Tensor:
     """Return each client's confidence tau [C], given the variance and deviation of its head.
@@ -88,10 +88,12 @@ def precision(
     The ablations are those of tables 2 and 3. With `prior_scale`, it is the mode of log tau under
     the prior of the variant that learns the widths.
     """
-    spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}[of]
+    spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}[
+        confidence
+    ]
     if prior_scale is not None:
         return 2 * d / (spread + d * prior_scale**2)
-    return (d / spread).clamp(max=CEILING)
+    return (d / spread).clamp(max=MAX_CONFIDENCE)
 
 
 @rebuildable
@@ -153,14 +155,17 @@ def build(
     """
     family = guides.mean_field if guide is None else guide
     if prior_scale is not None and (
-        prior is not dist.Normal or family not in head_widths.INDEPENDENT
+        prior is not dist.Normal or family not in head_widths.INDEPENDENT_GUIDES
     ):
         raise ValueError(
             f"prior_scale is {prior_scale}, whose widths have a closed form for a normal prior and "
             "the guides mean_field and log_mean_field alone; choose these, or leave it out"
         )
     shapes = net.select_params(net.head if head is None else head)
-    d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
+    d, strongest = (
+        sum(s.numel() for s in shapes.values()),
+        1 / lr_head if lr_head else MAX_CONFIDENCE,
+    )
     families = priors.as_families(prior, shapes)
 
     @of_network(net, likelihood, points="base")
@@ -214,7 +219,7 @@ def build(
         """Compute the client's confidence tau_j from its head's variance and deviation (eq. 8)."""
         tau = precision(*spreads(received, local, data), d, confidence, prior_scale)
         # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
-        return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
+        return {"tau": torch.where(tau < MAX_CONFIDENCE, tau.clamp(max=strongest), local["tau"])}
 
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the posterior mean and other tensors that the client sends or stores."""

@@ -41,19 +41,18 @@ from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, ch
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.averages import average
 from pyrofl.inference.definition.metadata import INCOMPARABLE, Metadata
-from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase, phase_and_step
 from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.models import fedavg, guides
 from pyrofl.models.fedpop import langevin
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared import distillation
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
-HALVINGS = 50  # of the interval in which beta is looked for
+MAX_HALVINGS = 50  # of the interval in which beta is looked for
 
 
 SEARCH_GRID = {"lr": (0.01, 0.05, 0.1), "chain_lr": (0.005, 0.05), "beta": (0.0, 0.5, 1.0)}
@@ -115,7 +114,7 @@ def build(
     likelihood = settings.get("likelihood", categorical)
     rows = distillation.fitting(net, server_data, likelihood)
     base = fedavg.build(net, **settings)
-    burn_in, step = only_step(base)
+    burn_in, step = phase_and_step(base)
 
     def keeping(s: int) -> Phase:
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -207,7 +206,7 @@ def tuned(each: Tensor, y: Tensor) -> Tensor:
     product, mixture = extremes(each)
     gap = product - mixture
     low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         middle = (low + high) / 2
         mean = (between(each, middle).exp() * gap).sum(-1)
         rises = bool((mean - gap.gather(1, y[:, None]).squeeze(1)).mean() > 0)

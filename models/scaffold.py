@@ -38,10 +38,9 @@ from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, unif
 from pyrofl.inference.definition.averages import blend
 from pyrofl.inference.definition.elbo import Directed
 from pyrofl.inference.definition.metadata import PER_CLIENT, Metadata
-from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase, phase_and_step
 from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.models import fedavg
-from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -87,7 +86,7 @@ def build(
         raise ValueError(f"lr is {lr}; expected a number above 0, by which eq. 4 divides")
     if remember and (how := settings.get("aggregation", "mean")) != "mean":
         raise ValueError(f"remember is True and aggregation is {how!r}; expected 'mean', or False")
-    train, step = only_step(base)
+    train, step = phase_and_step(base)
     names = list(base.init(torch.Generator(), 1))
 
     def init(generator: Generator, clients: int) -> Tensors:

@@ -62,21 +62,27 @@ from pyrofl.inference.definition.metadata import (
 )
 from pyrofl.inference.definition.method import Method, Phase, View
 from pyrofl.inference.definition.programs import Program
-from pyrofl.inference.hmc import KEPT, LogDensity, hmc
-from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu
+from pyrofl.inference.hmc import DRAWS_PER_CHAIN, LogDensity, hmc
+from pyrofl.models.likelihood_factors.structure import (
+    DERIVATIVE_TOLERANCE,
+    NUM_CHECKED_CLIENTS,
+    blank,
+    on_cpu,
+)
 from pyrofl.models.shared.declared import Declared
-from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import layouts
 from pyrofl.tensors import Tensors, default_type, generator, matches, spread_out
 
 __all__ = ["hierarchical"]
 
-FREEDOM = 5.0  # degrees of freedom of p_1
-WIDER = 1.5  # p_1 after round one, relative to the standard deviation of all z
-CHAINS, TRIED = 64, 1024  # of the server, and points among which chains start
-NOISE = 0.05  # variance of the log density, above which draws of clients are too few
-MIXED = 1.1  # R-hat above which chains have not mixed
+DEGREES_OF_FREEDOM = 5.0  # degrees of freedom of p_1
+WIDTH_FACTOR = 1.5  # p_1 after round one, relative to the standard deviation of all z
+NUM_CHAINS, NUM_START_POINTS = 64, 1024  # of the server, and points among which chains start
+# Variance of the log density, above which draws of clients are too few.
+MAX_LOG_DENSITY_VARIANCE = 0.05
+MAX_R_HAT = 1.1  # R-hat above which chains have not mixed
 PLACE = "_place"  # auxiliary site: which draw of the server
 HINT = "use likelihood_factors.hierarchical or pvi.hierarchical for this program"
 
@@ -115,8 +121,8 @@ class TwoStage:
                     f"{self.shared_sites.names} {PLACE}": SHARED,
                     "server/draws server/log_p1 server/known server/own": PER_CLIENT,
                     "mean sd": Moments(self.shared_sites.moments),
-                    "server/noise": Monitor(NOISE, few),
-                    "server/r_hat": Monitor(MIXED, mixed, required=True, lasting=True),
+                    "server/noise": Monitor(MAX_LOG_DENSITY_VARIANCE, few),
+                    "server/r_hat": Monitor(MAX_R_HAT, mixed, required=True, lasting=True),
                     "server/missing": Monitor(0.0, absent, required=True),
                     "draws log_p1 r_hat": MODERATE,
                 },
@@ -137,12 +143,12 @@ class TwoStage:
             client_density = self.evaluate(u, z, batch, self.client_sites.names)
             blank = self.blank.select_clients(torch.zeros(len(batch), dtype=torch.long))
             at_server = self.evaluate(u, z, blank, self.client_sites.names)
-        if not torch.allclose(rows, others, rtol=EXACT, equal_nan=True):
+        if not torch.allclose(rows, others, rtol=DERIVATIVE_TOLERANCE, equal_nan=True):
             raise ValueError(
                 "the rows depend on shared sites, given each client's own; write own sites in "
                 f"centered form, such as theta ~ Normal(mu, tau); otherwise {HINT}"
             )
-        if not torch.allclose(client_density, at_server, rtol=EXACT, equal_nan=True):
+        if not torch.allclose(client_density, at_server, rtol=DERIVATIVE_TOLERANCE, equal_nan=True):
             raise ValueError(
                 f"the prior of {self.client_sites.names} depends on a client's data, which the "
                 f"server does not have; {HINT}"
@@ -157,7 +163,10 @@ class TwoStage:
             for layout in (self.shared_sites, self.client_sites)
         )
         (mean, sd), (middle, width) = both
-        shared = mean + sd * torch.randn(CHAINS * KEPT, len(mean), generator=source).double()
+        shared = (
+            mean
+            + sd * torch.randn(NUM_CHAINS * DRAWS_PER_CHAIN, len(mean), generator=source).double()
+        )
         z, client_draws = (
             middle + width * self._noise(n, source) for n in (self.draws, len(shared))
         )
@@ -179,9 +188,11 @@ class TwoStage:
     ) -> Tensors:
         """Replace the draws of reporting clients, and draw from the posterior again."""
         ids = cohort.ids.cpu()
-        sent = {n: precise(message[n]) for n in ("draws", "log_p1")}
+        sent = {n: to_cpu_double(message[n]) for n in ("draws", "log_p1")}
         sent["known"] = torch.ones(len(ids)).double()
-        held = {n: precise(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in sent.items()}
+        held = {
+            n: to_cpu_double(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in sent.items()
+        }
         is_reported, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
 
         def log_density(u: Tensor) -> Tensor:
@@ -192,11 +203,13 @@ class TwoStage:
 
         mean, sd = (v.double() for v in self.shared_sites.prior())
         normal = dist.Normal(mean, sd).to_event(1)
-        tried = mean + sd * torch.randn(TRIED, len(mean), generator=source).double()
-        start = _starts(log_density, tried, normal.log_prob(tried), CHAINS, source)
+        tried = mean + sd * torch.randn(NUM_START_POINTS, len(mean), generator=source).double()
+        start = _starts(log_density, tried, normal.log_prob(tried), NUM_CHAINS, source)
         sampled_draws = hmc(log_density, start, source)
         # A client that has not reported holds draws of its prior, as a new one.
-        new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))  # [1, S, ...]
+        new = (
+            to_cpu_double(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1")
+        )  # [1, S, ...]
         z, log_p1 = (torch.cat(pair) for pair in zip((z, log_p1), new, strict=True))
         client_draws, inverse = self._resampled(sampled_draws.u, z, log_p1, source)
         pooled, noise = (
@@ -212,7 +225,7 @@ class TwoStage:
         }
         state |= {"r_hat": noise.new_tensor(r_hat), "missing": (~is_reported).sum().double()}
         moments = {"mean": sampled_draws.u.mean(0), "sd": sampled_draws.u.std(0)}
-        moments |= {"middle": pooled.mean(0), "width": WIDER * pooled.std(0)}
+        moments |= {"middle": pooled.mean(0), "width": WIDTH_FACTOR * pooled.std(0)}
         return server | moments | {f"server/{n}": v for n, v in state.items()}
 
     def _resampled(
@@ -221,7 +234,7 @@ class TwoStage:
         """Return z [J, N, m] given each u [N, d], from draws [J, S, m], and 1 / ESS [N, J]."""
         points, worth = [], []
         with torch.no_grad():
-            for part in u.split(CHAINS):
+            for part in u.split(NUM_CHAINS):
                 w = self._terms(part, z, log_p1).softmax(-1)  # [K, J, S]
                 at = torch.multinomial(w.flatten(0, 1), 1, generator=source).view(w.shape[:2])
                 points.append(z[torch.arange(len(z)), at])
@@ -268,7 +281,7 @@ class TwoStage:
 
     def is_reliable(self, server: Tensors) -> bool:
         """Return whether the draws are of the posterior of all clients, up to a small error."""
-        limits = {"noise": NOISE, "r_hat": MIXED, "missing": 0.0}
+        limits = {"noise": MAX_LOG_DENSITY_VARIANCE, "r_hat": MAX_R_HAT, "missing": 0.0}
         return all(float(server[f"server/{n}"]) <= limit for n, limit in limits.items())
 
     # A client
@@ -281,7 +294,7 @@ class TwoStage:
         rows, per_client = on_cpu(batch), []
         for c, seed in enumerate(seeds):
             one = rows.select_clients(slice(c, c + 1))
-            middle, width = (precise(received[n][c]) for n in ("middle", "width"))
+            middle, width = (to_cpu_double(received[n][c]) for n in ("middle", "width"))
             per_client.append(
                 self._sampled(one, middle, width, generator("two_stage", int(abs(seed) * 2**40)))
             )
@@ -302,25 +315,25 @@ class TwoStage:
             rows = self.evaluate(shared, z[:, None], one, "")[:, 0]  # [N]
             return rows + self._first_prior(z, middle, width)
 
-        tried = middle + width * self._noise(TRIED, source)
+        tried = middle + width * self._noise(NUM_START_POINTS, source)
         first = self._first_prior(tried, middle, width)
-        count = math.ceil(self.draws / KEPT)
+        count = math.ceil(self.draws / DRAWS_PER_CHAIN)
         sampled_draws = hmc(log_density, _starts(log_density, tried, first, count, source), source)
         z = sampled_draws.u[: self.draws]
         return z, self._first_prior(z, middle, width), z.new_tensor(sampled_draws.r_hat)
 
     def _first_prior(self, z: Tensor, middle: Tensor, width: Tensor) -> Tensor:
         """Return log p_1(z), [...]."""
-        value: Tensor = dist.StudentT(FREEDOM, middle, width).log_prob(z).sum(-1)
+        value: Tensor = dist.StudentT(DEGREES_OF_FREEDOM, middle, width).log_prob(z).sum(-1)
         return value
 
     def _noise(self, count: int, source: Generator) -> Tensor:
         """Return noise [count, m] of the t distribution of p_1."""
         normal = torch.randn(count, self.client_sites.size, generator=source, dtype=torch.float64)
         squares = torch.randn(
-            count, self.client_sites.size, int(FREEDOM), generator=source
+            count, self.client_sites.size, int(DEGREES_OF_FREEDOM), generator=source
         ).double()
-        return normal * (FREEDOM / squares.square().sum(-1)).sqrt()
+        return normal * (DEGREES_OF_FREEDOM / squares.square().sum(-1)).sqrt()
 
     # Posterior draws
 
@@ -366,7 +379,7 @@ def _starts(
 ) -> Tensor:
     """Return starts of chains [count, d], by importance weights of points [S, d] from q."""
     with torch.no_grad():
-        value = torch.cat([log_density(part) for part in tried.split(CHAINS)])
+        value = torch.cat([log_density(part) for part in tried.split(NUM_CHAINS)])
     weight = (
         (value - log_q).nan_to_num(nan=-torch.inf, posinf=-torch.inf).softmax(0).nan_to_num(0.0)
     )
@@ -435,7 +448,7 @@ def hierarchical(
         raise ValueError(f"all sites are shared, and no site is a client's own; {HINT}")
     if client_sites.of_rows:
         raise ValueError(f"site {client_sites.of_rows[0]!r} has a value for every row; {HINT}")
-    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
+    some = on_cpu(data.batch(torch.arange(min(NUM_CHECKED_CLIENTS, data.clients))))
     core = TwoStage(model, shared_sites, client_sites, blank(some), draws)
     core.check(some)
     return core.method(declared.text())

@@ -45,7 +45,7 @@ __version__ = version("pyrofl")
 register(
     {
         "checks of arrays": "pyrofl.data.tables.array_checks:array_warnings",
-        "checks of frames": "pyrofl.data.tables.row_checks:frame_warnings",
+        "checks of frames": "pyrofl.data.tables.row_checks:frame_copy_warnings",
         "checks of words": "pyrofl.data.tables.data_quality:of_words",
         "checks of units": "pyrofl.data.tables.array_checks:unit_warnings",
         "constants": "pyrofl.inference.definition.description:constants_hash",
@@ -140,7 +140,7 @@ FUNCTIONS = {
     "Federation": "pyrofl.data",
     "fit": "pyrofl.inference.fit",
     "get_data_flow": "pyrofl.inference.data_flow",
-    "get_dependencies": "pyrofl.inference.relations",
+    "get_dependencies": "pyrofl.inference.dependencies",
     "GradientStep": "pyrofl.inference.definition.method",
     "hierarchical": "pyrofl.models.hierarchical",
     "join": "pyrofl.inference.membership",

@@ -38,8 +38,10 @@ WORDS |= {
 
 RENAMED = {
     "done": "elapsed",
+    "fold_messages": "discard_messages",
     "fresh_tau": "confidence_after_training",
     "hold_back": "validation_fraction",
+    "labels_global": "same_classes",
     "own_base": "personal_base",
     "particles": "num_particles",
     "server": "server_data",
@@ -294,7 +296,7 @@ def _shown(name: str) -> str:
     return name if name == name.strip() else repr(name)
 
 
-SHORTEST = 3  # characters of the beginning of a name that stand for it
+MIN_PREFIX = 3  # characters of the beginning of a name that stand for it
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -311,7 +313,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     key = re.sub(r"[\W_]+", "", name.casefold())
     if key in keys:
         return keys[key]
-    begun = [other for other in keys if len(key) >= SHORTEST and other.startswith(key)]
+    begun = [other for other in keys if len(key) >= MIN_PREFIX and other.startswith(key)]
     if len(begun) == 1:
         return keys[begun[0]]
     close = get_close_matches(name, keys.values(), 1) or get_close_matches(key, keys, 1)

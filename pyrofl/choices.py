@@ -123,7 +123,7 @@ PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _PAR
 
 TEST_POLICIES: dict[str, str] = {
     "same_shares": "test rows of each class in proportion to the client's training rows of it",
-    "labels_global": "all test rows of the classes that the client trains on",
+    "same_classes": "all test rows of the classes that the client trains on",
     "independent": "the same kind of partition, drawn independently for the test rows",
     "uniform": "test rows at random",
 }

@@ -22,7 +22,7 @@ RANGES = {
     **dict.fromkeys(("entropy", "rmse", "crps"), (0.0, float("inf"))),
 }
 """Metric -> smallest and largest possible value."""
-IMPOSSIBLE = -1e30  # log density that stands for all below
+MIN_LOG_DENSITY = -1e30  # log density that stands for all below
 
 
 class Bins(NamedTuple):
@@ -90,7 +90,7 @@ def regression(
     largest = error.abs().amax(1, keepdim=True).clamp(min=torch.finfo(error.dtype).tiny)
     return {
         "rmse": mean((error / largest).square(), mask).sqrt() * largest[:, 0],
-        "nll": mean(-log_density.clamp(min=IMPOSSIBLE), mask),
+        "nll": mean(-log_density.clamp(min=MIN_LOG_DENSITY), mask),
         "crps": mean(crps, mask),
     }
 

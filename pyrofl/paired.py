@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEVEL = 0.95
-HOTTEST = 100.0  # T is at most so much, and at least one over it
+MAX_TEMPERATURE = 100.0  # T is at most so much, and at least one over it
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
     def loss(cold: float) -> float:
         return _nll(tempered(logs, np.exp(cold)), y)
 
-    ends = (-np.log(HOTTEST), np.log(HOTTEST))
+    ends = (-np.log(MAX_TEMPERATURE), np.log(MAX_TEMPERATURE))
     return float(np.exp(minimize_scalar(loss, bounds=ends, method="bounded").x))
 
 

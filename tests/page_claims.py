@@ -487,7 +487,7 @@ CLAIMS = [
         rf"likelihood factors \| {N} to {N} \| {N}: {N} to {N}; `sleepstudy_gamma`: {N}; "
         rf"kidney: {N}; [^|]*?posterior: {N} ",
         lambda: [
-            *planning.UNDAMPED,
+            *planning.UNDAMPED_ROUNDS,
             len(rounds(*range(3, 10))),
             *(n for n in (3, 8) if rounds(n) and not rounds(9)),
             *(
@@ -497,7 +497,7 @@ CLAIMS = [
             ),
         ],
     ),
-    Claim(POSTERIORS, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
+    Claim(POSTERIORS, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED_ROUNDS),
     Claim(HIERARCHICAL, rf"after at most {N} rounds; `rounds", lambda: [fit.MAX_ROUNDS]),
     Claim(START, rf"after at most {N} rounds", lambda: [fit.MAX_ROUNDS]),
     Claim(
@@ -512,7 +512,7 @@ CLAIMS = [
         lambda: [
             status.MAX_REMAINING_CHANGE * status.CONVERGED_CHANGES["mean"],
             status.CONVERGED_CHANGES["mean"],
-            status.LAST,
+            status.MAX_AGGREGATIONS,
         ],
     ),
     Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [importance_sampling.MAX_RELIABLE_K]),
@@ -523,7 +523,7 @@ CLAIMS = [
     Claim(
         GUARANTEES,
         rf"in each of the last (\w+) server updates, [^;]*? at most {N} of the",
-        lambda: [status.LAST, status.CONVERGED_CHANGES["mean"]],
+        lambda: [status.MAX_AGGREGATIONS, status.CONVERGED_CHANGES["mean"]],
     ),
     Claim(
         GUARANTEES,
@@ -539,7 +539,7 @@ CLAIMS = [
     Claim(
         FLOWER,
         rf"for each of {N} to {N} draws",
-        lambda: [1.25 * corrected.TRIED, importance_sampling.MOST_TRIED],
+        lambda: [1.25 * corrected.MIN_SHARED_DRAWS, importance_sampling.MAX_TRIED],
     ),
     Claim("examples/docs/scripts.md", r"best (\w+) are trained", lambda: [studies.FINALISTS]),
     # other papers
@@ -673,6 +673,6 @@ CLAIMS = [
     Claim(
         "examples/docs/what_leaves_a_client.md",
         rf"at up to {N} draws of the shared",
-        lambda: [importance_sampling.MOST_TRIED],
+        lambda: [importance_sampling.MAX_TRIED],
     ),
 ]

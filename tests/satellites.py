@@ -31,7 +31,7 @@ SATELLITES: dict[str, tuple[str, ...]] = {
     ),
     "conformal": ("inference.conformal",),
     "checks": ("inference.checks", "inference.reference"),
-    "planning": ("inference.planning", "inference.relations", "inference.data_flow"),
+    "planning": ("inference.planning", "inference.dependencies", "inference.data_flow"),
     "Pyro programs": ("inference.pyro_pair",),
     "tuning": ("inference.tuning",),
     "tables": (

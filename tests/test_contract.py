@@ -33,7 +33,13 @@ from pyrofl.inference.acceleration.groups import buckets
 from pyrofl.inference.acceleration.row_space import first_layer, rewriting
 from pyrofl.inference.definition.aggregator import Aggregator
 from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, TransformedLoss
-from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
+from pyrofl.inference.definition.metadata import (
+    PER_CLIENT,
+    POSITIVE,
+    REPORTED,
+    SHARED,
+    marked_names,
+)
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import Sgd
 from pyrofl.inference.definition.programs import Program, Proximal, Supervised, flat
@@ -141,8 +147,8 @@ def test_results_call_a_method_by_its_name(name):
 
 def test_a_name_may_have_several_marks():
     facts = {"table": (PER_CLIENT, REPORTED), "mu": SHARED, "tau": (POSITIVE, SHARED)}
-    assert (marked(facts, PER_CLIENT), marked(facts, REPORTED)) == ("table", "table")
-    assert marked(facts, SHARED) == "mu tau"
+    assert (marked_names(facts, PER_CLIENT), marked_names(facts, REPORTED)) == ("table", "table")
+    assert marked_names(facts, SHARED) == "mu tau"
 
 
 @on_archetypes
@@ -187,7 +193,7 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     )
     whole = next(together)
     found: list[list[Tensor]] = []
-    monkeypatch.setattr(groups, "WORTH", 0)  # a group for every number of rows
+    monkeypatch.setattr(groups, "STEP_COST_ROWS", 0)  # a group for every number of rows
     monkeypatch.setattr(training, "buckets", sizes)
     toys.assert_same_round(next(apart), whole, rtol=1e-8, atol=1e-9)
     assert max(map(len, found)) > 3

@@ -19,7 +19,7 @@ from pyrofl.tensors import Tensors, role
 def clients(seed: int) -> Federation:
     """Return twenty clients as the command line makes them, tested on all digits they hold."""
     return federations.split(
-        datasets.load("digits"), "slices:5", 20, seed=seed, test="labels_global", server_data=0.2
+        datasets.load("digits"), "slices:5", 20, seed=seed, test="same_classes", server_data=0.2
     )
 
 
@@ -78,7 +78,7 @@ def test_distillation_does_not_end_below_the_average_that_it_starts_from(seed):
         "step:2,minor=2",
         20,
         seed=seed,
-        test="labels_global",
+        test="same_classes",
         server_data=0.2,
     )
     net = nets.build("mlp:50", (64,), 10)

@@ -127,12 +127,12 @@ def test_noise_and_secure_sums_are_as_the_page_says():
 @pytest.fixture
 def few(monkeypatch):
     """Shorten importance sampling and the chains of likelihood factors."""
-    monkeypatch.setattr(corrected, "TRIED", 40)
-    monkeypatch.setattr(importance_sampling, "PILOT", 10)
-    monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
+    monkeypatch.setattr(corrected, "MIN_SHARED_DRAWS", 40)
+    monkeypatch.setattr(importance_sampling, "PILOT_DRAWS_PER_ENTRY", 10)
+    monkeypatch.setattr(importance_sampling, "MAX_TRIED", 40)
     for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
-    monkeypatch.setattr(pvi, "USUAL", 2)
+    monkeypatch.setattr(pvi, "DEFAULT_NUM_PARTICLES", 2)
 
 
 @pytest.mark.usefixtures("few")

@@ -27,7 +27,7 @@ def test_pfedvem_on_fashion_mnist(seed: int):
     """
     images = datasets.load(os.environ.get("FASHION_MNIST", "fashion_mnist"))
     data = federations.split(
-        datasets.per_class(images, 500), "slices:5", 100, seed=seed, test="labels_global"
+        datasets.per_class(images, 500), "slices:5", 100, seed=seed, test="same_classes"
     )
     net = nets.build("mlp:100", images.x.shape[1:], 10)
     some = pyrofl.participation.bernoulli(0.1)

@@ -28,8 +28,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from pyrofl.data import Federation
-from pyrofl.models.pvi.natural_gradient import MAX_VARIANCE_RATIO, ROUNDING, SHORTER
-from pyrofl.models.pvi.partitioned import REACH
+from pyrofl.models.pvi.natural_gradient import (
+    MAX_HALVINGS,
+    MAX_ROUNDING_EPSILONS,
+    MAX_VARIANCE_RATIO,
+)
+from pyrofl.models.pvi.partitioned import MAX_MEAN_STEP
 from pyrofl.nets.stacked import products
 from pyrofl.tensors import add_trailing_axes, generator
 
@@ -112,16 +116,16 @@ def _natural(
     curved = (1 + root * grads[1]).abs().clamp(max=MAX_VARIANCE_RATIO if step else inf)
     root.mul_((1 + lr * (curved - 1)).clamp(min=1 / MAX_VARIANCE_RATIO).rsqrt())
     slope = root.square() * grads[0]
-    mean.sub_(lr * slope / (slope / REACH).abs().amax(-1, keepdim=True).clamp(min=1))
+    mean.sub_(lr * slope / (slope / MAX_MEAN_STEP).abs().amax(-1, keepdim=True).clamp(min=1))
 
 
 def _shorten(energy: Callable[..., Tensor], before: Pair, after: Pair) -> None:
     """Halve the steps that raised the energy, in place; precisions go straight, as means do."""
     known = energy(*before)
-    known = known + ROUNDING * torch.finfo(known.dtype).eps * (1 + known.abs())
+    known = known + MAX_ROUNDING_EPSILONS * torch.finfo(known.dtype).eps * (1 + known.abs())
     share, ends = torch.ones_like(known), [v.clone() for v in after]
     old, new = (v[1].square().reciprocal() for v in (before, ends))
-    for left in reversed(range(SHORTER)):
+    for left in reversed(range(MAX_HALVINGS)):
         risen = ~(energy(*after) <= known)
         if not risen.any():
             break

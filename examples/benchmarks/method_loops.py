@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam
 from pyrofl.data import Federation
 from pyrofl.models.guides.dropout import LOG_BOUND, MIN_SD
 from pyrofl.models.metavd import DECAY, MAX_GRADIENT_NORM
-from pyrofl.nets.reparametrized import TINY
+from pyrofl.nets.reparametrized import MIN_SQUARED_NORM
 from pyrofl.tensors import generator
 
 PARTS = 3  # of a minibatch of Per-FedAvg
@@ -279,7 +279,7 @@ def _dropout_loss(
     """Return the mean cross entropy over draws and rows, and the divergence."""
     w1, b1, w2, b2 = weights
     variance = s.clamp(-LOG_BOUND, LOG_BOUND).exp()
-    sd = (linear(x.square(), variance) + TINY).sqrt()
+    sd = (linear(x.square(), variance) + MIN_SQUARED_NORM).sqrt()
     noise = torch.randn(len(x), draws, len(b1)).movedim(1, 0)
     hidden = torch.addcmul(linear(x, w1, b1), sd, noise).relu()
     logits = linear(hidden, w2, b2).flatten(0, 1)
@@ -326,8 +326,8 @@ def _expected(x: Tensor, squares: Tensor, y: Tensor, moments: Sequence[Sequence[
     (w1, v1), (b1, s1), (w2, v2), (b2, s2) = moments
     noise = torch.randn(len(x), len(b1)), torch.randn(len(x), len(b2))
     noise = tuple(torch.stack([v, -v]) for v in noise)
-    sd = (linear(squares, v1, s1) + TINY).sqrt()
+    sd = (linear(squares, v1, s1) + MIN_SQUARED_NORM).sqrt()
     hidden = torch.addcmul(linear(x, w1, b1), sd, noise[0]).relu()
-    sd = (linear(hidden.square(), v2, s2) + TINY).sqrt()
+    sd = (linear(hidden.square(), v2, s2) + MIN_SQUARED_NORM).sqrt()
     logits = torch.addcmul(linear(hidden, w2, b2), sd, noise[1])
     return cross_entropy(logits.flatten(0, 1), y.repeat(2), reduction="sum") / 2

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl import Method, Run, nets, reference
-from pyrofl.inference.hmc import CHAINS, LogDensity
+from pyrofl.inference.hmc import NUM_CHAINS, LogDensity
 from pyrofl.inference.hmc import hmc as chains
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.models import fedlap, fisher, fola, guides
@@ -111,7 +111,7 @@ def consensus(problem: Problem) -> Any:
 
     middle = torch.cat([density.start(), density.start().new_zeros(own)]).repeat(clients)
     start = highest(log_density, middle)
-    noise = torch.randn(CHAINS, len(start), generator=source, dtype=start.dtype)
+    noise = torch.randn(NUM_CHAINS, len(start), generator=source, dtype=start.dtype)
     found = chains(log_density, start + 0.1 * noise, source)  # clients are independent in it
     if not found.r_hat <= MIXED:
         warnings.warn(f"a client's draws have not mixed: R-hat {found.r_hat:.2f}", stacklevel=2)

@@ -33,7 +33,7 @@ from problems import HERE, NAMES, Problem, load
 from torch import Generator, Tensor
 
 from pyrofl import reference
-from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.export import smooth_weights
 from pyrofl.tensors import generator
 
 POINTS, FARTHEST = 121, 6.0
@@ -175,7 +175,7 @@ def weighted(density: Density, normal: bool, source: Generator) -> Drawn:
     with torch.no_grad():
         for draws in [FIRST] * ROUNDS + list(PROPOSED):
             u, log_q = students(at, cov, draws, source)
-            log_w, k = smoothed(in_parts(u) - log_q)
+            log_w, k = smooth_weights(in_parts(u) - log_q)
             w = log_w.exp() / log_w.exp().sum()
             effective = float(1 / w.square().sum())
             if draws in PROPOSED and effective > ENOUGH:

@@ -188,13 +188,13 @@ if rounds == 20:
 #   distribution with all parameters 0.3. The smaller this number, the more unequal the fractions;
 # - `labels:2`: at most two classes per client.
 #
-# `test="labels_global"` gives each client all test images of the classes on which it trains, so a client with two classes has
+# `test="same_classes"` gives each client all test images of the classes on which it trains, so a client with two classes has
 # an easy task. The figure shows `dirichlet:0.3`: above the number of images of each client, below its images by class.
 
 # %%
 digits = datasets.load("digits")
 partitions = ("iid", "dirichlet:0.3", "labels:2")
-parted = {p: federations.split(digits, p, clients=20, test="labels_global") for p in partitions}
+parted = {p: federations.split(digits, p, clients=20, test="same_classes") for p in partitions}
 counts = federations.class_counts(parted["dirichlet:0.3"])
 figures.partition(counts, parted["dirichlet:0.3"].names, digits.classes)
 

@@ -281,7 +281,7 @@ if rounds == 25:
 
 # %%
 digits = pyrofl.federations.split(
-    pyrofl.datasets.load("digits"), "slices:5", clients=20, test="labels_global"
+    pyrofl.datasets.load("digits"), "slices:5", clients=20, test="same_classes"
 )
 net = pyrofl.nets.build("mlp:50", input_shape=(64,), outputs=10)
 choices = {

@@ -172,7 +172,7 @@ plt.show()
 # validation rows.
 
 # %%
-digits = federations.split(datasets.load("digits"), "slices:5", clients=20, test="labels_global")
+digits = federations.split(datasets.load("digits"), "slices:5", clients=20, test="same_classes")
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 runs = {
     "FedAvg": pyrofl.fit(fedavg.build(net, lr=0.1), digits, rounds=rounds, progress=False),

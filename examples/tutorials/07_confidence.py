@@ -307,7 +307,7 @@ if rounds == 12:
 
 # %%
 digits = pyrofl.datasets.load("digits")
-clients = pyrofl.federations.split(digits, "slices:5", clients=20, test="labels_global")
+clients = pyrofl.federations.split(digits, "slices:5", clients=20, test="same_classes")
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 tuned = {"lr_head": 0.01, "lr_base": 0.01}
 common = pyrofl.fit(fedavg.build(net, lr=0.1), clients, rounds=rounds, progress=False)

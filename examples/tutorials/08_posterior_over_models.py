@@ -305,7 +305,7 @@ if seeds == 20:
 
 # %%
 digits = datasets.load("digits")
-holders = federations.split(digits, "labels:2", clients=10, test="labels_global", server_data=300)
+holders = federations.split(digits, "labels:2", clients=10, test="same_classes", server_data=300)
 server_data = holders.server_data
 print(f"{int(holders.sizes.sum())} rows at clients, {len(server_data)} at the server")
 big = nets.build("mlp:50", input_shape=(64,), outputs=10)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pyrofl.data import Cohort
 from pyrofl.inference.acceleration.groups import (
-    WORTH_SHORT,
+    ROW_SPACE_STEP_COST_ROWS,
     Axes,
-    alike,
     buckets,
-    joined,
-    narrowed,
+    group_by_bounds,
+    join_groups,
+    narrow_rows,
     roomy,
 )
 from pyrofl.inference.acceleration.recording.recorder import recording
@@ -49,7 +49,7 @@ def run_phases_accelerated(
     each = [alternatives(method, phase, received, names, data) for phase in phases]
     groups = []
     with recording(training.record, training.rounds):
-        for some in alike(sizes, [way.most for way in each]):
+        for some in group_by_bounds(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             group_phases = [phase for way in each for phase in way.of(rows)]
             whose = Cohort(cohort.ids[some], cohort.size[some])
@@ -111,7 +111,7 @@ def join_results(groups: Sequence[ClientGroupResult]) -> tuple[Trained, Axes]:
     """Join training results of groups of clients; also return which tensor axes index rows."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, steps, first = zip(*after, strict=True)
-    local, axes = joined(changed, before, widths, places)
+    local, axes = join_groups(changed, before, widths, places)
     back = torch.cat(places).argsort()
     both = (cut(join_up(part), back) for part in (losses, first))
     return Trained(local, next(both), torch.cat(steps)[back], next(both)), axes
@@ -130,7 +130,7 @@ class GroupedTraining(TrainingContext):
         sizes, axes = self.data.sizes[cohort.ids.cpu()], Axes()
         bound = int(self.data.sizes.max())
         short = any(isinstance(phase, ShortPhase) for phase in phases)
-        by_size = buckets(sizes, WORTH_SHORT if short else None)
+        by_size = buckets(sizes, ROW_SPACE_STEP_COST_ROWS if short else None)
         parts = [(some, roomy(sizes[some], bound)) for some in by_size]
         longest = max(width for _, width in parts)
         trained = Trained.begin(local, cohort)
@@ -141,7 +141,7 @@ class GroupedTraining(TrainingContext):
             turn = [(phase, phase.count_epochs(cohort.ids)) for phase in group]
             groups = []
             for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
-                before = narrowed(cut(trained.local, some), axes, width)
+                before = narrow_rows(cut(trained.local, some), axes, width)
                 group_phases = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Cohort(cohort.ids[some], cohort.size[some])
                 after = self._run_group(group_phases, cut(received, some), before, whose, width)

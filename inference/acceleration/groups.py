@@ -12,16 +12,17 @@ from torch import Tensor
 
 from pyrofl.tensors import Tensors, cut, placed
 
-WORTH = 2000  # rows of padding that take longer than an additional step: measured
-WORTH_SHORT = 500  # the same for clients that train in the space of their rows: measured
+STEP_COST_ROWS = 2000  # rows of padding that take longer than an additional step: measured
+# The same for clients that train in the space of their rows: measured.
+ROW_SPACE_STEP_COST_ROWS = 500
 
-ROOM = 256  # maximum padding of a group, so that shapes recur, as recordings need
+MAX_PADDING = 256  # maximum padding of a group, so that shapes recur, as recordings need
 
 Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
 
 
-def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
+def group_by_bounds(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
     """Group clients with numbers of rows [C] in the same interval between the given bounds."""
     within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
     kinds = dict.fromkeys(within)
@@ -31,7 +32,9 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     """Group clients by similar numbers of rows [C], largest first, to save padding."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
+    return list(
+        order.split(runs(sizes[order].tolist(), STEP_COST_ROWS if worth is None else worth))
+    )
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:
@@ -49,11 +52,11 @@ def roomy(sizes: Tensor, bound: int) -> int:
     At most the bound, the longest of all clients, as programs may not support more rows.
     """
     longest = int(sizes.max())
-    step = 1 << max(0, min(longest // 2, ROOM // len(sizes)).bit_length() - 1)
+    step = 1 << max(0, min(longest // 2, MAX_PADDING // len(sizes)).bit_length() - 1)
     return min(-(-longest // step) * step, bound)
 
 
-def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
+def narrow_rows(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
     """Cut the padded row axes of tensors to at most `width` rows."""
     cut = dict(tensors)
     for name in axes.keys() & cut.keys():
@@ -62,7 +65,7 @@ def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
     return cut
 
 
-def joined(
+def join_groups(
     parts: Sequence[Tensors],
     before: Sequence[Tensors],
     widths: Sequence[int],

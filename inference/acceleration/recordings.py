@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
 from pyrofl.inference.acceleration.recording.recorder import (
-    BINDING,
-    FASTER,
+    BIND_SECONDS,
+    COMPARISON_UPDATES,
+    MIN_SAVED_SECONDS,
+    RECORD_ADVICE,
     RECORDINGS,
-    SAVED,
-    TRIALS,
     Recorder,
 )
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.federate import federate
 
-MANY = 1000  # rounds of a long run
+LONG_RUN_ROUNDS = 1000  # rounds of a long run
 MIN_REPORTED_SECONDS = 1.0  # seconds of training, below which nothing is said
-SPARED = 0.1  # fraction of them that a recording would have to save
+MIN_SPARED_FRACTION = 0.1  # fraction of them that a recording would have to save
 
 
 class RecordedUpdate(NamedTuple):
@@ -78,7 +78,7 @@ def recordings(
     log: list[Recorder] = []
     before, RECORDINGS.log = RECORDINGS.log, log
     try:
-        for _ in islice(federate(method, data, max(rounds, MANY), **options), rounds):
+        for _ in islice(federate(method, data, max(rounds, LONG_RUN_ROUNDS), **options), rounds):
             pass
     finally:
         RECORDINGS.log = before
@@ -103,9 +103,11 @@ def recording_advice(method: Method, rounds: Iterable[tuple[int, float]]) -> tup
     for steps, seconds in rounds:
         total += seconds
         if steps:  # they are recorded again in every round
-            spared += max(0.0, steps * SAVED - BINDING - TRIALS * seconds / steps)
-    if total < MIN_REPORTED_SECONDS or spared < SPARED * total:
+            spared += max(
+                0.0, steps * MIN_SAVED_SECONDS - BIND_SECONDS - COMPARISON_UPDATES * seconds / steps
+            )
+    if total < MIN_REPORTED_SECONDS or spared < MIN_SPARED_FRACTION * total:
         return ()
     updates = (update for phase in method.phases for update in phase.updates)
     users = (users_code((method.model, method.guide, one))[0] for one in updates)
-    return tuple(FASTER.format(user) for user in users if user)[:1]
+    return tuple(RECORD_ADVICE.format(user) for user in users if user)[:1]

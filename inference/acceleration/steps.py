@@ -13,7 +13,12 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.acceleration.recording.recorder import Recorder
 from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
-from pyrofl.inference.definition.optim import initial, narrow, numbers, optimizer_of
+from pyrofl.inference.definition.optim import (
+    initial_state,
+    keep_first_clients,
+    non_tensor_values,
+    optimizer_of,
+)
 from pyrofl.inference.training.noise import NUMBERS_AHEAD, ClientNoise
 from pyrofl.inference.training.schedules import Batches
 from pyrofl.inference.training.updates import (
@@ -94,7 +99,7 @@ class PhaseRun:
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
         for step in self.steps:
-            narrow(step.optimizer, active)
+            keep_first_clients(step.optimizer, active)
         self.forget()
 
     def forget(self) -> None:
@@ -202,14 +207,14 @@ class AcceleratedStep:
         programs = run.method.model, run.method.guide
         values, whole = (*programs, step.loss, step.optim, step.num_steps), run.phase.batch is None
         self.executor = Recorder(self.names, values, whole, run.noise)
-        self.executor.numbers = partial(numbers, self.optimizer)
+        self.executor.numbers = partial(non_tensor_values, self.optimizer)
         self.plain = self._begins()
 
     def _begins(self) -> bool:
         """Initialize the optimizer's state before the first step; return whether that succeeded."""
         if not self.executor.is_plain(self.params):
             return False
-        states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
+        states = {n: initial_state(self.step.optim, p) for n, p in self.params.items()}
         for name, state in states.items():
             if state:
                 self.optimizer.state[self.params[name]] = state

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.inference.posteriors.export import gathered, import_arviz
+from pyrofl.inference.posteriors.export import combine_datasets, import_arviz
 
 if TYPE_CHECKING:
     import xarray
@@ -23,7 +23,7 @@ def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, cou
         weights = {"log_weights": 0 * even - np.log(count), "pareto_k": k}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of k, and of a single entry
-            estimate = arviz.loo(gathered(groups), pointwise=True, reff=1.0, **weights)
+            estimate = arviz.loo(combine_datasets(groups), pointwise=True, reff=1.0, **weights)
         estimate.p, estimate.elpd_i = spent, by_place
         return estimate
     from arviz.stats.stats_utils import ELPDData

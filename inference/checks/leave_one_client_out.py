@@ -33,7 +33,7 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import get_factors
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
-from pyrofl.inference.posteriors.export import refuse_no_runs, smoothed
+from pyrofl.inference.posteriors.export import refuse_no_runs, smooth_weights
 from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise
 from pyrofl.tensors import matches
 from pyrofl.user_warnings import warn_user
@@ -165,7 +165,7 @@ def _estimate(run: Run, client: str, draws: int, rounds_without: int) -> Estimat
         elpd=elpd,
         mcse=float(rest.std() / len(rest) ** 0.5),
         in_sample=float(likelihoods[0].logsumexp(0) - np.log(len(likelihoods[0]))),
-        pareto_k=smoothed(torch.stack(log_w).flatten().cpu())[1],
+        pareto_k=smooth_weights(torch.stack(log_w).flatten().cpu())[1],
     )
 
 

@@ -37,8 +37,8 @@ import torch
 from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
-from pyrofl.inference.posteriors.outcomes import YES
+from pyrofl.inference.posteriors.correction_outcomes import CORRECTED
+from pyrofl.inference.posteriors.export import combine_datasets, import_arviz, refuse_no_groups
 from pyrofl.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def loo(
     refuse_no_groups(data)
     log_lik = _log_likelihood(data, var_name)
     log_p, log_q = _log_densities(data, log_lik)
-    corrected = data["log_likelihood"].attrs.get("corrected") == YES
+    corrected = data["log_likelihood"].attrs.get("corrected") == CORRECTED
     arviz = import_arviz()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
@@ -102,7 +102,7 @@ def loo(
             options = {"pointwise": True, "var_name": log_lik.name}
             groups = {"log_likelihood": log_lik.to_dataset()}
             groups |= {g: data[g].to_dataset() for g in ("posterior",) if g in data}
-            data = gathered(groups)
+            data = combine_datasets(groups)
             elpd = arviz.loo_approximate_posterior(data, log_p, log_q, **options)
         else:
             elpd = _smoothed(log_lik, log_p - log_q)

@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 
 from pyrofl.data import Federation
-from pyrofl.inference.checks.replicas import seeing
+from pyrofl.inference.checks.replicas import with_modified_batches
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import ModelOptions
@@ -49,14 +49,14 @@ def new_client_posterior(
     """
     sites_by_size = {}
     for n in sizes:
-        alone, shortened, i = joining(method, data, client, n)
+        alone, shortened, i = restrict_new_client(method, data, client, n)
         how: ModelOptions = {"adaptation": "train", **asked}
         sites = posterior(alone, shortened, state, draws, ids=torch.tensor([i]), **how)
         sites_by_size[n] = {name: v[:, 0] for name, v in sites.items()}
     return sites_by_size
 
 
-def joining(
+def restrict_new_client(
     method: Method, data: Federation, client: str, size: int
 ) -> tuple[Method, Federation, int]:
     """Restrict a held-out client to its first `size` rows; return method, data and client id."""
@@ -72,5 +72,7 @@ def joining(
         )
     rows = [r[: max(size, 1)] if j == i else r for j, r in enumerate(data.train)]
     if not size:  # a client needs at least one row: it is masked
-        method = seeing(method, lambda batch: replace(batch, mask=torch.zeros_like(batch.mask)))
+        method = with_modified_batches(
+            method, lambda batch: replace(batch, mask=torch.zeros_like(batch.mask))
+        )
     return method, replace(data, train=tuple(rows)), i

@@ -11,20 +11,20 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.table_method import variables_of
+from pyrofl.inference.dependencies import get_dependencies
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import coordinates, import_arviz
-from pyrofl.inference.relations import get_dependencies
 from pyrofl.tensors import matches
 
 if TYPE_CHECKING:
     import pandas
 
 GROUPS = ("prior", "prior_predictive", "observed_data")
-SENSITIVE = 0.05  # from which a posterior counts as sensitive
-DELTA = 0.01  # change of the power
-EVEN = 1e-4  # range of log weights below which these are equal
+SENSITIVITY_LIMIT = 0.05  # from which a posterior counts as sensitive
+POWER_CHANGE = 0.01  # change of the power
+EQUAL_LOG_WEIGHT_RANGE = 1e-4  # range of log weights below which these are equal
 
 
 def prior_predictive(
@@ -148,7 +148,7 @@ def _sensitivity(data: Any, component: str, some: list[str] | None, names: list[
     with np.errstate(divide="ignore", invalid="ignore"):
         if hasattr(arviz, "psens"):
             how: dict[str, Any] = {"component": component, "component_var_names": some}
-            sensitivity = arviz.psens(data, var_names=names, delta=DELTA, **how)
+            sensitivity = arviz.psens(data, var_names=names, delta=POWER_CHANGE, **how)
             sensitivity = (
                 sensitivity
                 if hasattr(sensitivity, "data_vars")
@@ -160,18 +160,18 @@ def _sensitivity(data: Any, component: str, some: list[str] | None, names: list[
                 var_names=names,
                 group=component,
                 group_var_names=some,
-                alphas=(1 / (1 + DELTA), 1 + DELTA),
+                alphas=(1 / (1 + POWER_CHANGE), 1 + POWER_CHANGE),
             )
     parts = (densities[name] for name in some or densities.data_vars)
     total = sum(part.sum({*part.dims} - {"chain", "draw"}) for part in parts)
     # A tail of nearly equal weights has no Pareto fit, which gives NaN.
-    even = DELTA * float(total.max() - total.min()) < EVEN
+    even = POWER_CHANGE * float(total.max() - total.min()) < EQUAL_LOG_WEIGHT_RANGE
     return sensitivity.fillna(0.0) if even else sensitivity
 
 
 def _diagnosis(prior: float, likelihood: float) -> str:
-    if prior < SENSITIVE:
+    if prior < SENSITIVITY_LIMIT:
         return "not sensitive to the prior"
-    if likelihood < SENSITIVE:
+    if likelihood < SENSITIVITY_LIMIT:
         return "strong prior or weak likelihood"
     return "sensitive to the prior"

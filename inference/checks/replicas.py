@@ -99,7 +99,7 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         view_download = getattr(view, "download", None)
         return View(view, view_download and partial(download, view_download))
 
-    home = seeing(method, lambda batch: replace(batch, ids=batch.ids % clients))
+    home = with_modified_batches(method, lambda batch: replace(batch, ids=batch.ids % clients))
     return replace(
         home,
         phases=tuple(map(counted, home.phases)),
@@ -146,7 +146,7 @@ def _whole(servers: Mapping[int, Tensors]) -> Tensors:
     return {n: v for r, server in servers.items() for n, v in under(f"server/{r}", server).items()}
 
 
-def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
+def with_modified_batches(method: Method, change: Callable[[Batch], Batch]) -> Method:
     """Copy a method so that its model, guide, losses and updates receive modified batches."""
 
     def changed(function: Any) -> Any:

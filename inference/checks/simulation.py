@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 AtLeastTwo = Annotated[int, Range(2)]
 
-BYTES = 500_000_000  # memory for rows of replications that are fitted together
+MAX_BYTES = 500_000_000  # memory for rows of replications that are fitted together
 LEVELS = (0.5, 0.8, 0.95)
-EXPECTED = 10  # replications in a bin
+REPLICATIONS_PER_BIN = 10  # replications in a bin
 FEW_BINS = 4  # with fewer, ranks hardly show a posterior that is too narrow
 
 
@@ -292,7 +292,7 @@ def _fits(
 ) -> Iterator[tuple[RoundState, str]]:
     """Fit each simulated data set; yield its final state, and the reason of a failure or ""."""
     clients, refused = data.clients, dict[int, str]()
-    step = max(1, BYTES // max(data.x.nbytes, 1))
+    step = max(1, MAX_BYTES // max(data.x.nbytes, 1))
 
     def side_by_side(number: int) -> Method:
         return replicas.side_by_side(at(number), clients, refused)
@@ -330,7 +330,7 @@ def rank(draws: Tensor, truth: Tensor, source: Generator) -> Tensor:
 
 def _bins(replications: int, draws: int, bins: int | None) -> int:
     """Validate or choose the number of bins for the chi-square test of uniform ranks."""
-    most = min(20, max(2, replications // EXPECTED))
+    most = min(20, max(2, replications // REPLICATIONS_PER_BIN))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
     num_bins = bins or max(fitting, default=0)
     if num_bins and not (draws + 1) % num_bins:

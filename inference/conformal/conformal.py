@@ -39,7 +39,7 @@ from pyrofl.arguments import Count, PositiveShare, ProperShare, checked
 from pyrofl.data import Federation
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.conformal.quantiles import (
-    SLACK,
+    RANK_TOLERANCE,
     ScoreSummary,
     pooled_quantile,
     quantile,
@@ -57,14 +57,14 @@ from pyrofl.inference.conformal.sets import (
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import refuse_absent_states
 from pyrofl.inference.evaluation.predictions import PredictionOptions
-from pyrofl.inference.evaluation.specification import EvaluationSpec, default_model
+from pyrofl.inference.evaluation.specification import EvaluationSpec, default_evaluation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
 
 LEVEL = 0.95
-NAMED = 3  # clients that a warning names
-MEASURED = ("coverage", "error", "low", "high", "size", "empty")
+MAX_NAMED_CLIENTS = 3  # clients that a warning names
+MEASURE_NAMES = ("coverage", "error", "low", "high", "size", "empty")
 
 
 @checked
@@ -128,7 +128,7 @@ def conformal(
         >>> tuple(sets.sets.shape)
         (3, 10)
     """
-    model, adaptation = default_model(run.method)
+    model, adaptation = default_evaluation(run.method)
     if asked.get("model") not in (None, model):
         model, adaptation = str(asked["model"]), "none"
     options: dict[str, Any] = {n: v for n, v in asked.items() if v is not None}
@@ -139,7 +139,7 @@ def conformal(
     data = run.data
     _check_rows(data)
     refuse_absent_states(
-        run.method, data, run.state, torch.arange(data.clients), how.view(run.method)
+        run.method, data, run.state, torch.arange(data.clients), how.view_name(run.method)
     )
     if run.privacy is not None:
         warn_user(
@@ -203,7 +203,8 @@ def _check_rows(data: Federation) -> None:
 def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: float) -> None:
     """Raise ValueError if all clients' conformal thresholds are infinite; warn if some are."""
     few = [name for name, q in zip(data.names, thresholds.tolist(), strict=False) if q == inf]
-    needed = f"at least {ceil((1 - alpha) / alpha - SLACK)} calibration rows for alpha {alpha:g}"
+    least = ceil((1 - alpha) / alpha - RANK_TOLERANCE)
+    needed = f"at least {least} calibration rows for alpha {alpha:g}"
     if len(few) == data.clients and pooled == inf:
         raise ValueError(
             f"every client needs {needed}, as (n + 1)(1 - alpha) > n makes sets infinite; use more "
@@ -212,8 +213,9 @@ def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: fl
     if few:
         instead = "" if pooled == inf else "pooling='pooled', "
         warn_user(
-            f"{listed(few, NAMED)} ({len(few)} of {data.clients} clients) have infinite sets, as "
-            f"a client needs {needed}; use {instead}more test rows or a larger alpha"
+            f"{listed(few, MAX_NAMED_CLIENTS)} ({len(few)} of {data.clients} clients) have "
+            f"infinite sets, as a client needs {needed}; use {instead}more test rows or a larger "
+            "alpha"
         )
 
 
@@ -229,12 +231,12 @@ def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor
         order = torch.randperm(len(data.x), generator=stream(seed, Stream.CONFORMAL))
         is_calibration = torch.zeros(len(data.x), dtype=torch.bool)
         distinct = order[torch.isin(order, every)]
-        is_calibration[distinct[: ceil(share * len(distinct) - SLACK)]] = True
+        is_calibration[distinct[: ceil(share * len(distinct) - RANK_TOLERANCE)]] = True
         return [is_calibration[rows] for rows in tests]
     marks = []
     for name, rows in zip(data.names, tests, strict=False):
         order = torch.randperm(len(rows), generator=stream(seed, Stream.CONFORMAL, name))
-        marks.append(order < ceil(share * len(rows) - SLACK))
+        marks.append(order < ceil(share * len(rows) - RANK_TOLERANCE))
     return marks
 
 
@@ -278,7 +280,7 @@ def _line(
     q = calibrated.threshold(pooling, n, name, x)
     line["threshold"] = float(q.max()) if n else nan
     if not n:
-        return line | dict.fromkeys(MEASURED, nan)
+        return line | dict.fromkeys(MEASURE_NAMES, nan)
     sets = calibrated.sets(forecast, q)
     if forecast.has_classes:
         held = sets.gather(1, y.long()[:, None])[:, 0]  # [n, K] -> [n]
@@ -287,7 +289,7 @@ def _line(
     size = set_sizes(sets).double()
     error, ends = (alpha * (1 - alpha) / n) ** 0.5, coverage_range(count, n, alpha)
     coverage, width, empty = (float(v.double().mean()) for v in (held, size, size == 0))
-    return line | dict(zip(MEASURED, (coverage, error, *ends, width, empty), strict=True))
+    return line | dict(zip(MEASURE_NAMES, (coverage, error, *ends, width, empty), strict=True))
 
 
 def coverage_range(count: int, tested: int, alpha: float) -> tuple[float, float]:
@@ -307,7 +309,7 @@ def coverage_range(count: int, tested: int, alpha: float) -> tuple[float, float]
     """
     from scipy.stats import betabinom
 
-    rank = ceil((1 - alpha) * (count + 1) - SLACK)
+    rank = ceil((1 - alpha) * (count + 1) - RANK_TOLERANCE)
     if rank > count:
         return 1.0, 1.0
     low, high = betabinom.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], tested, rank, count + 1 - rank)

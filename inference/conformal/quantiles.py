@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SLACK = 1e-9  # relative: rounding of (1 - alpha)(n + 1) must not raise a rank
+RANK_TOLERANCE = 1e-9  # relative: rounding of (1 - alpha)(n + 1) must not raise a rank
 
 
 class ScoreSummary(NamedTuple):
@@ -84,7 +84,7 @@ def quantile(scores: Tensor, mass: Tensor, alpha: float, atom: Tensor) -> Tensor
     ordered, order = scores.sort()
     sums = mass[order].double().cumsum(0)
     total = sums[-1] if len(sums) else sums.new_zeros(())
-    level = (1 - alpha) * (total + atom.double()) * (1 - SLACK)
+    level = (1 - alpha) * (total + atom.double()) * (1 - RANK_TOLERANCE)
     with_end = torch.cat([ordered, ordered.new_full((1,), inf)])
     return with_end[torch.searchsorted(sums, level.reshape(-1))].reshape(atom.shape)
 

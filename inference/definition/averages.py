@@ -95,23 +95,29 @@ def get_rule(rule: str | Combine) -> Combine:
             case "mean", []:
                 return mean
             case "median", []:
-                return counted(median)
+                return ignoring_zero_weights(median)
             case "trimmed", [share] if 0 <= share < 0.5:
-                return counted(lambda message, weight, _: trimmed(message, weight, share))
+                return ignoring_zero_weights(
+                    lambda message, weight, _: trimmed(message, weight, share)
+                )
             case "clip", [norm] if norm > 0:
-                return counted(lambda message, weight, old: clipped(message, weight, old, norm))
+                return ignoring_zero_weights(
+                    lambda message, weight, old: clipped(message, weight, old, norm)
+                )
         match name, [int(word) for word in words]:
             case "krum", [bad] if bad >= 0:
-                return counted(lambda message, weight, _: krum(message, weight, bad))
+                return ignoring_zero_weights(lambda message, weight, _: krum(message, weight, bad))
             case "krum", [bad, best] if bad >= 0 and best >= 1:
-                return counted(lambda message, weight, _: krum(message, weight, bad, best))
+                return ignoring_zero_weights(
+                    lambda message, weight, _: krum(message, weight, bad, best)
+                )
     raise ValueError(
         f"aggregation is {rule!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
         "krum:BAD:BEST or clip:NORM"
     )
 
 
-def counted(rule: Combine) -> Combine:
+def ignoring_zero_weights(rule: Combine) -> Combine:
     """Wrap an aggregation rule so that it ignores messages with weight 0."""
 
     def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:

@@ -22,7 +22,11 @@ from torch.distributions.utils import lazy_property
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
 from pyrofl.inference.definition.programs import Loss, Program
-from pyrofl.inference.definition.rejection import POINT_ERRORS, of_points, rejecting
+from pyrofl.inference.definition.rejection import (
+    POINT_ERRORS,
+    rejecting,
+    without_rejected_gradients,
+)
 from pyrofl.inference.definition.spherical import Spherical, distances
 from pyrofl.plates import DRAWS_PLATE, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
@@ -65,10 +69,12 @@ class Elbo:
             costs.append(weight * log_ratio)
             if not reparametrized:
                 scores.append(log_q)
-        costs += [weight * distance for distance in pulled(pulls)]
-        value: Tensor = reduce(torch.add, (per_draw(cost, clients, drawn) for cost in added(costs)))
+        costs += [weight * distance for distance in prior_distances(pulls)]
+        value: Tensor = reduce(
+            torch.add, (per_draw(cost, clients, drawn) for cost in sum_by_shape(costs))
+        )
         if p.rejects:
-            value = accepted(value)
+            value = without_rejected_draws(value)
         everything = value.detach().unsqueeze(-1) if scores else value
         for score in scores:  # REINFORCE: a gradient, but no value
             # A row's draw affects the costs of that row alone, and those of its client as a whole.
@@ -79,7 +85,7 @@ class Elbo:
         return total / batch.size if self.mean else total
 
 
-def accepted(value: Tensor) -> Tensor:
+def without_rejected_draws(value: Tensor) -> Tensor:
     """Return losses [S, C] whose mean is that of the draws that are not rejected, which are NaN."""
     is_accepted = ~value.isnan()
     return torch.where(is_accepted, value, 0.0) * (len(value) / is_accepted.sum(0))
@@ -228,8 +234,8 @@ def traces(
         KeptPlates(),
         plate(DRAWS_PLATE, num_particles, -3) if num_particles else nullcontext(),
     ):
-        q = recorded(guide, (received, local, batch))
-        p = recorded(model, (received, local, batch), q)
+        q = trace_program(guide, (received, local, batch))
+        p = trace_program(model, (received, local, batch), q)
     guided = dict(latent(q))
     unguided = [n for n, _ in latent(p) if n not in guided]
     unmodelled = [
@@ -287,7 +293,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     """
     fn, value = site["fn"], site["value"]
     spread = fn.has_rsample and not is_point(fn)
-    if analytic and spread and partner is not None and alike(site, partner):
+    if analytic and spread and partner is not None and has_equal_scale_and_mask(site, partner):
         with suppress(NotImplementedError):
             # A distribution equal for all draws is used without their axis.
             exact = kl_divergence(*(s.get(ONCE, s["fn"]) for s in (site, partner)))
@@ -303,7 +309,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     return scale_and_mask(log_q, mask=site["mask"]), ratio
 
 
-def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
+def prior_distances(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
     """Yield the scaled squared distances between point estimates and the means of normal priors."""
     together: dict[tuple[object, float], list[tuple[Spherical, Tensor]]] = {}
     for site, value in pulls:
@@ -353,7 +359,7 @@ def weighed(site: Any, value: Tensor) -> Tensor:
     return cast("Tensor", scale_and_mask(value, site["scale"], site["mask"]))
 
 
-def alike(site: Any, partner: Any) -> bool:
+def has_equal_scale_and_mask(site: Any, partner: Any) -> bool:
     """Return whether two Pyro sites have the same scale and mask, as an analytic KL requires."""
     pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
     return all(
@@ -373,6 +379,12 @@ def base_of(fn: Any) -> Any:
     return fn
 
 
+def normal_event_size(fn: Any) -> int:
+    """Return the event size of a normal distribution; 0 for any other distribution."""
+    is_normal = isinstance(base_of(fn), torch.distributions.Normal)
+    return fn.event_shape.numel() if is_normal and fn.batch_shape[2:] in ((), (1,)) else 0
+
+
 def parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
     """Yield name, value and constraint of each parameter of a distribution."""
     while hasattr(fn, "base_dist"):
@@ -385,14 +397,12 @@ def parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
                 yield name, value, constraint
 
 
-def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
+def sum_by_shape(costs: Iterable[Tensor]) -> Iterable[Tensor]:
     """Sum the loss terms that have the same shape; return one tensor for each shape."""
-    sum_by_shape: dict[torch.Size, Tensor] = {}
+    totals: dict[torch.Size, Tensor] = {}
     for cost in costs:
-        sum_by_shape[cost.shape] = (
-            sum_by_shape[cost.shape] + cost if cost.shape in sum_by_shape else cost
-        )
-    return sum_by_shape.values()
+        totals[cost.shape] = totals[cost.shape] + cost if cost.shape in totals else cost
+    return totals.values()
 
 
 def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
@@ -436,7 +446,7 @@ class _Recorder(Messenger):
             raise RuntimeError(f"site {msg['name']!r} must be sampled in the trace")
         msg["value"], msg["infer"], msg["done"] = site["value"], site["infer"], True
         if self.trace.rejects:
-            msg["value"] = of_points(site["value"])
+            msg["value"] = without_rejected_gradients(site["value"])
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["infer"].get("_do_not_trace"):
@@ -449,7 +459,7 @@ class _Recorder(Messenger):
         sites[name] = msg
 
 
-def recorded(program: Program, args: tuple[Any, ...], guide_trace: Any = None) -> Recorded:
+def trace_program(program: Program, args: tuple[Any, ...], guide_trace: Any = None) -> Recorded:
     """Run a Pyro program and return its trace; fix latent sites to those of a known trace.
 
     As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and

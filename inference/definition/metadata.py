@@ -329,15 +329,15 @@ class Metadata:
 Kind = TypeVar("Kind", JointRule, Rule, WireCost, Moments, Factors, Monitor, Mark)
 
 
-def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
+def monitored_numbers(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
     """Return the monitored numbers in the server state, by name without "server/"."""
-    seen = pick(server, " ".join(names for names, _ in of_kind(metadata, Monitor)))
+    seen = pick(server, " ".join(names for names, _ in metadata_of_class(metadata, Monitor)))
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
 
 
-def unfinished(
+def unfinished_reason(
     metadata: MetadataByPattern,
     seen: Mapping[str, float],
     lasting: bool = False,
@@ -350,19 +350,19 @@ def unfinished(
     """
     return "; ".join(
         f"{name} is {seen[name]:.2g}: {fact.why}"
-        for names, fact in of_kind(metadata, Monitor)
+        for names, fact in metadata_of_class(metadata, Monitor)
         if fact.required
         and fact.lasting == lasting
         and fact.exceeded(seen[name := names.removeprefix("server/")] / times)
     )
 
 
-def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> list[tuple[str, Kind]]:
+def metadata_of_class(metadata: MetadataByPattern, kind: type[Kind]) -> list[tuple[str, Kind]]:
     """Return all metadata of one class, such as `Monitor`, each after its name patterns."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return [(names, fact) for names, facts in each for fact in facts if isinstance(fact, kind)]
 
 
-def marked(metadata: MetadataByPattern, mark: Mark) -> str:
+def marked_names(metadata: MetadataByPattern, mark: Mark) -> str:
     """Return the name patterns with a given label, such as `SHARED`, joined by spaces."""
-    return " ".join(names for names, fact in of_kind(metadata, Mark) if fact == mark)
+    return " ".join(names for names, fact in metadata_of_class(metadata, Mark) if fact == mark)

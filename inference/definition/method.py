@@ -23,8 +23,8 @@ from pyrofl.inference.definition.metadata import (
     Metadata,
     Rule,
     WireCost,
-    marked,
-    of_kind,
+    marked_names,
+    metadata_of_class,
 )
 from pyrofl.inference.definition.optim import Optim
 from pyrofl.inference.definition.programs import Loss, Program
@@ -332,23 +332,23 @@ class Method(Pickled, Summarized):
     @property
     def shared(self) -> str:
         """Name patterns of the sample sites that all clients share, joined by spaces."""
-        return marked(self.metadata.tensors, SHARED)
+        return marked_names(self.metadata.tensors, SHARED)
 
     @property
     def per_client(self) -> str:
         """Name patterns of server tensors with one entry for each training client, [J, *p]."""
-        return marked(self.metadata.tensors, PER_CLIENT)
+        return marked_names(self.metadata.tensors, PER_CLIENT)
 
     @property
     def rules(self) -> list[tuple[str, Rule]]:
         """Rules for single tensors of messages besides being finite, after their name patterns."""
-        each = of_kind(self.metadata.tensors, Rule)
+        each = metadata_of_class(self.metadata.tensors, Rule)
         return [(names, rule) for names, rule in each if not isinstance(rule, JointRule)]
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
         """Return the size in bytes [C] of each client's tensors when they are sent as a message."""
         total = dense_bytes(tensors)
-        for names, cost in of_kind(self.metadata.tensors, WireCost):
+        for names, cost in metadata_of_class(self.metadata.tensors, WireCost):
             for name, value in pick(tensors, names).items():
                 total = total - dense_bytes({name: value}) + cost.count(name, tensors)
         return total
@@ -391,3 +391,11 @@ def _phase_line(phase: Phase) -> str:
     """Describe a training phase in one line: its updates, epochs and batch size."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
     return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"
+
+
+def phase_and_step(method: Method) -> tuple[Phase, GradientStep]:
+    """Return the training phase and gradient step of a method that has one of each, as FedAvg."""
+    (phase,) = method.phases
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    return phase, step

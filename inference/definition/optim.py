@@ -62,7 +62,7 @@ class Sgd:
         """Create an SGD optimizer for the given tensors."""
         return SgdWithoutCompiler(params, **self.options, lr=self.lr, momentum=self.momentum)
 
-    def initial(self, param: Tensor) -> dict[str, Tensor] | None:
+    def initial_state(self, param: Tensor) -> dict[str, Tensor] | None:
         """Return a tensor's momentum buffer before the first step; None if dampening is used."""
         if self.options.get("dampening"):
             return None
@@ -80,7 +80,7 @@ class Adam:
         """Create an Adam optimizer for the given tensors."""
         return AdamWithoutCompiler(params, **self.options, lr=self.lr)
 
-    def initial(self, param: Tensor) -> dict[str, Tensor] | None:
+    def initial_state(self, param: Tensor) -> dict[str, Tensor] | None:
         """Return a tensor's Adam state before the first step; None for AMSGrad or unfused Adam."""
         if self.options.get("amsgrad") or not self.options["fused"]:
             return None
@@ -125,10 +125,10 @@ class Clipped:
     def __call__(self, params: list[Tensor]) -> Optimizer:
         """Create an optimizer with gradient clipping for the given tensors."""
         optimizer = self.make(params)
-        optimizer.register_step_pre_hook(self.clip)
+        optimizer.register_step_pre_hook(self.clip_gradients)
         return optimizer
 
-    def clip(self, optimizer: Optimizer, *_: Any) -> None:
+    def clip_gradients(self, optimizer: Optimizer, *_: Any) -> None:
         """Scale each client's gradient down to the maximum norm, before an optimizer step."""
         moving = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         # The norms of each tensor, [C].
@@ -139,9 +139,9 @@ class Clipped:
             # Not in place: several parameters may share one gradient tensor.
             p.grad = p.grad * add_trailing_axes(factor, p)
 
-    def initial(self, param: Tensor) -> dict[str, Tensor] | None:
+    def initial_state(self, param: Tensor) -> dict[str, Tensor] | None:
         """Return a tensor's optimizer state before the first step; None if it is unknown."""
-        return initial(self.make, param)
+        return initial_state(self.make, param)
 
 
 @checked
@@ -162,19 +162,19 @@ def optimizer_of(make: Optim, params: list[Tensor]) -> Optimizer:
     return optimizer
 
 
-def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
+def initial_state(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
     """Return a tensor's optimizer state before the first step; None if it is unknown."""
-    return make.initial(param) if isinstance(make, (Sgd, Adam, Clipped)) else None
+    return make.initial_state(param) if isinstance(make, (Sgd, Adam, Clipped)) else None
 
 
-def numbers(optimizer: Optimizer) -> list[Any]:
+def non_tensor_values(optimizer: Optimizer) -> list[Any]:
     """Return all values in an optimizer's state and options that are not tensors."""
     values = [v for state in optimizer.state.values() for v in state.values()]
     values += [v for g in optimizer.param_groups for n, v in g.items() if n != "params"]
     return [v for v in values if not torch.is_tensor(v)]
 
 
-def narrow(optimizer: Optimizer, clients: int) -> None:
+def keep_first_clients(optimizer: Optimizer, clients: int) -> None:
     """Restrict an optimizer's stacked tensors and state to the first `clients` clients."""
     for group in optimizer.param_groups:
         for p in group["params"]:

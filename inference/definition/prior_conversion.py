@@ -109,7 +109,7 @@ def as_prior(
             )
         if support is constraints.real and _is_of_library(site_prior):
             continue  # it fits any shape
-        if (fn := probed(site_prior, name, shape)) is not None:
+        if (fn := probe_prior(site_prior, name, shape)) is not None:
             _refuse_unfit(fn, name, shape, support)
     return function
 
@@ -178,7 +178,7 @@ def as_family(family: object, name: str = "prior") -> LocationScale:
     return function
 
 
-def probed(
+def probe_prior(
     prior: PriorFunction, name: str, shape: Size, received: Tensors | None = None
 ) -> TorchDistribution | None:
     """Return the prior distribution of a parameter; None if it needs other tensors or rows."""
@@ -191,7 +191,10 @@ def probed(
 def _is_learned(prior: PriorFunction, name: str, shape: Size) -> bool:
     """Return whether a prior needs a scale from the server, "prior/NAME" [C, 1], and no more."""
     scale = {f"prior/{name}": torch.ones(1, 1, dtype=torch.float64)}
-    return probed(prior, name, shape) is None and probed(prior, name, shape, scale) is not None
+    return (
+        probe_prior(prior, name, shape) is None
+        and probe_prior(prior, name, shape, scale) is not None
+    )
 
 
 def nobody() -> Batch:

@@ -38,7 +38,7 @@ __all__ = [
     "Likelihood",
     "LocationScale",
     "Loss",
-    "Moments",
+    "MomentsFunction",
     "Prior",
     "PriorFunction",
     "Program",
@@ -65,7 +65,7 @@ Loss = Callable[[Program, Program, Tensors, Tensors, Batch], Tensor]
 Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 """(outputs [..., C, B, out], x [C, B, *x]) -> distribution with batch shape [..., C, B]."""
 
-Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
+MomentsFunction = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 """(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
 
 
@@ -290,7 +290,7 @@ class Guide:
 
     program: Program
     start: Callable[..., Tensors]
-    moments: Moments
+    moments: MomentsFunction
     names: str
     random: bool = True
     points: str = ""

@@ -106,7 +106,7 @@ class _ZeroNanGradient(torch.autograd.Function):
         return slope.nan_to_num(0.0, torch.inf, -torch.inf)
 
 
-def of_points(value: Tensor) -> Tensor:
+def without_rejected_gradients(value: Tensor) -> Tensor:
     """Return values of points [S, ...] through which rejected points have no gradient."""
     points: Tensor = _ZeroNanGradient.apply(value)
     return points

@@ -81,7 +81,7 @@ def later(seed: Seed, k: int) -> Seed:
     return Seeds(seed.init + k, seed.participation + k, seed.noise + k)
 
 
-def continued(seed: Seed | None, last: Seed | None) -> Seed:
+def resumed_seed(seed: Seed | None, last: Seed | None) -> Seed:
     """Return the given seed, else the resumed run's, else 0; raise ValueError if both differ."""
     if seed is None or last is None:
         return next(value for value in (seed, last, 0) if value is not None)

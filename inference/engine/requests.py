@@ -30,7 +30,7 @@ class RoundRequest:
         seed: seed of the run.
         chunk_size: clients per vectorized batch; None chooses it by the size of their state.
         record: False runs phases as written; True and None as `federate` explains.
-        rounds: number of rounds, including this one, in which a client is expected to train; None
+        expected_rounds: expected number of rounds, with this one, in which a client trains; None
             if it is unknown.
     """
 
@@ -41,7 +41,7 @@ class RoundRequest:
     seed: Seed
     chunk_size: int | None = None
     record: bool | None = None
-    rounds: float | None = None
+    expected_rounds: float | None = None
 
 
 @dataclass
@@ -71,8 +71,8 @@ class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
         """Train the clients, and yield their replies in a fixed order."""
         ...
 
-    def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """End the round and return all clients' states; clients in `back` keep their old state."""
+    def close(self, rejected: Tensor) -> Mapping[str, Tensor]:
+        """End the round and return all clients' states; `rejected` ids keep their old one."""
         ...
 
 
@@ -80,7 +80,7 @@ Backend = Callable[[RoundRequest], RunningRound]
 """Carries a request to the clients and their replies back: `round.LocalClients`, or a transport."""
 
 
-def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
+def join_replies(replies: Sequence[Reply], ids: Tensor) -> Reply:
     """Join the replies of all vectorized client batches into one reply, ordered by client `ids`."""
     differences = (form_difference(reply.form, replies[0].form) for reply in replies)
     if odd := next(filter(None, differences), ""):

@@ -192,10 +192,10 @@ class LocalClients(RunningRound):
         """Train the clients chunk by chunk, and yield the reply of each."""
         return map(self.train, self.chunks())
 
-    def close(self, back: Tensor) -> ClientStates:
-        """End the round and return all clients' states; clients in `back` keep their old state."""
-        gone = set(back.tolist())
-        return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
+    def close(self, rejected: Tensor) -> ClientStates:
+        """End the round and return all clients' states; `rejected` ids keep their old one."""
+        excluded = set(rejected.tolist())
+        return self.states.updated({i: r for i, r in self.written.items() if i not in excluded})
 
     def train(self, ids: Tensor) -> Reply:
         """Train the given clients together, store their states, and return their reply."""
@@ -214,7 +214,7 @@ class LocalClients(RunningRound):
                 seed,
                 state.number,
                 record=request.record,
-                rounds=request.rounds,
+                rounds=request.expected_rounds,
             )
         client_state = {n: local[n] for n in private}
         with torch.no_grad():

@@ -175,7 +175,7 @@ def evaluate(
             one, or a prediction is not finite; the message names client, model and row.
     """
     how, custom = EvaluationSpec.of(asked), metrics or {}
-    how = replace(how, model=how.view(method))
+    how = replace(how, model=how.view_name(method))
     batches, by_client = [], dict[int, Prediction]()
     for some, prediction, y, mask in predict(method, data, state, **vars(how)):
         batches.append((some, mask.sum(1), score(prediction, y, mask, custom)))

@@ -27,7 +27,8 @@ CLASSES = (dist.Bernoulli, dist.Categorical)
 PREDICTION_CHUNK_ROWS = 512  # rows of a client that are predicted at once
 # Largest number of normals with CRPS in closed form; for more, draws are faster.
 MAX_CLOSED_FORM_NORMALS = 64
-SAMPLES = 500  # draws for the CRPS: its error per row is about a twentieth of the response's sd
+# Draws for the CRPS: its error per row is about a twentieth of the response's sd.
+NUM_CRPS_DRAWS = 500
 
 
 class Prediction(NamedTuple):
@@ -85,9 +86,9 @@ def answers(
             if bad := _no_number(statistics[0], statistics[1], batch.mask):
                 c, b, value = bad
                 raise ValueError(
-                    f"{data.names[int(ids[c])]}: its {spec.view(method)} model predicts {value} "
-                    f"for row {int(some[c][b]) - table[1]} of {table[0]}, not a finite number; "
-                    "scale the inputs, or lower the learning rate"
+                    f"{data.names[int(ids[c])]}: its {spec.view_name(method)} model predicts "
+                    f"{value} for row {int(some[c][b]) - table[1]} of {table[0]}, not a finite "
+                    "number; scale the inputs, or lower the learning rate"
                 )
             parts_by_chunk.append((*statistics, batch.y, batch.mask))
         yield ids, *(torch.cat(parts, 1) for parts in zip(*parts_by_chunk, strict=True))
@@ -171,7 +172,7 @@ def crps(fns: list[Any], mean: Tensor, batch: Batch, noise: list[Generator] | No
             return crps_of_normals(loc, scale, batch.y)
     generators = noise or [torch.default_generator] * len(batch)
     copies = [Generator().set_state(g.get_state()) for g in generators]
-    count = -(-SAMPLES // sum(fn.batch_shape.numel() // mean.numel() for fn in fns))
+    count = -(-NUM_CRPS_DRAWS // sum(fn.batch_shape.numel() // mean.numel() for fn in fns))
     try:
         many = [fn.expand((count, *fn.batch_shape)) for fn in fns]
         draws = [draw(fn, len(fn.batch_shape) - 2, copies, rows=True).reshape(shape) for fn in many]

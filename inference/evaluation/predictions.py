@@ -27,7 +27,11 @@ from pyrofl.inference.evaluation.predict import (
     responses,
 )
 from pyrofl.inference.evaluation.prepare import ready
-from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions, default_model
+from pyrofl.inference.evaluation.specification import (
+    EvaluationSpec,
+    ModelOptions,
+    default_evaluation,
+)
 from pyrofl.inference.monitoring.status import trained_by
 from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarized
@@ -38,9 +42,9 @@ from pyrofl.user_warnings import warn_user
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NEW = "new client"
+NEW_CLIENT = "new client"
 QUANTILES = (0.05, 0.5, 0.95)
-SAMPLES = 4000  # draws of a response, for its quantiles
+NUM_RESPONSE_DRAWS = 4000  # draws of a response, for its quantiles
 
 
 class PredictionOptions(ModelOptions, total=False):
@@ -189,10 +193,10 @@ def _of_client(
     how = _prediction_spec(method, options, client is None, labeled_rows is not None)
     cohort = torch.tensor([i])
     if client is not None:
-        refuse_absent_states(method, data, state, cohort, how.view(method))
+        refuse_absent_states(method, data, state, cohort, how.view_name(method))
     (_, received, local, noise), *_ = ready(method, data, state, cohort, how)
     name = data.names[i]
-    if client is None and how.adaptation == "none" and how.view(method) == "personal":
+    if client is None and how.adaptation == "none" and how.view_name(method) == "personal":
         _warn_untrained(method, received, data.cohort(cohort))
     source = stream(how.seed, Stream.ROWS, state.number, name)
     parts = []
@@ -212,8 +216,8 @@ def _of_client(
     if not bool(mean.isfinite().all()):
         row = int((~mean.isfinite().reshape(len(mean), -1).all(1)).nonzero()[0])
         raise ValueError(
-            f"{name}: its {how.view(method)} model predicts no number for row {row} of x; expected "
-            "finite numbers: scale the inputs as those of training"
+            f"{name}: its {how.view_name(method)} model predicts no number for row {row} of x; "
+            "expected finite numbers: scale the inputs as those of training"
         )
     kinds = tuple(map(str, range(mean.shape[-1])))  # as of a Bernoulli response
     classes = data.classes or kinds
@@ -272,7 +276,7 @@ def _with_new_client(
             raise ValueError(
                 f"own x and own y must have the same number of rows; got {len(x)} and {len(y)}"
             )
-    name = NEW
+    name = NEW_CLIENT
     while name in data.names:
         name += ", not seen before"
     count, none = len(data.names), torch.zeros(0, dtype=torch.long)
@@ -293,7 +297,7 @@ def _prediction_spec(
     method: Method, options: PredictionOptions, new: bool, has_rows: bool
 ) -> EvaluationSpec:
     """Return the settings of a prediction, with defaults for model and adaptation."""
-    view, adaptation = default_model(method)
+    view, adaptation = default_evaluation(method)
     if new and not has_rows:
         view, adaptation = "global" if "global" in method.views else view, "none"
     if new and has_rows and adaptation == "none" and view == "personal":
@@ -307,7 +311,7 @@ def _prediction_spec(
         raise ValueError(
             f"adaptation is {how.adaptation!r}, but the new client has no rows; pass own=(x, y)"
         )
-    how.view(method)
+    how.view_name(method)
     return how
 
 
@@ -375,7 +379,7 @@ def predictive_values(
         if len(probs) > 1:
             values["epistemic"] = scores["epistemic"]
         return probs.mean(0), values
-    count = -(-SAMPLES // (len(distributions) * (draws or 1)))
+    count = -(-NUM_RESPONSE_DRAWS // (len(distributions) * (draws or 1)))
     with lent(source):
         samples = torch.cat([_flat(fn.sample((count,)), rows) for fn in distributions])
     means, variances = (

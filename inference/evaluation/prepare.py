@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.outlines import Hidden
 from pyrofl.data.tables.wording import listed
-from pyrofl.inference.definition.metadata import REPORTED, marked, no_statistics
+from pyrofl.inference.definition.metadata import REPORTED, marked_names, no_statistics
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.origin import refuse_other_clients, refuse_other_constants
@@ -22,7 +22,7 @@ from pyrofl.inference.training.phases import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import synchronized
 
-NAMED = 3  # clients that a warning names
+MAX_NAMED_CLIENTS = 3  # clients that a warning names
 
 
 def ready(
@@ -31,7 +31,7 @@ def ready(
     """Prepare clients for evaluation; yield ids, downloads, model tensors and noise generators."""
     refuse_other_constants(method, state.constants)
     refuse_other_clients(method, data, state)
-    deployed = method.deployed(spec.view(method))
+    deployed = method.deployed(spec.view_name(method))
     for some in chunks(deployed, data, state, ids, spec.chunk_size, spec.seed):
         received, local = prepared(method, data, state, data.cohort(some), **vars(spec))
         names = [data.names[i] for i in some.tolist()]
@@ -46,7 +46,7 @@ def single(
     for some, received, local, noise in ready(method, data, state, ids, spec):
         if isinstance(local, list):
             raise ValueError(
-                f"{spec.view(method)!r} is an ensemble, which has no posterior draws; choose "
+                f"{spec.view_name(method)!r} is an ensemble, which has no posterior draws; choose "
                 "another model"
             )
         yield some, received, local, noise
@@ -61,7 +61,7 @@ def prepared(
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return clients' downloads and model tensors, after adaptation if it is requested."""
     how = EvaluationSpec.of(options)
-    view, phases, seed = how.view(method), how.phases(method), how.seed
+    view, phases, seed = how.view_name(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
     local = private | received
     if phases:
@@ -119,7 +119,7 @@ def untrained(
     """
     names = data.names[: data.clients]
     unseen = (~state.seen).nonzero().flatten()
-    is_personal = spec.view(method) == "personal" and spec.population == "training"
+    is_personal = spec.view_name(method) == "personal" and spec.population == "training"
     if not is_personal or spec.adaptation != "none" or not state.number or not len(unseen):
         return ()
     if state.names not in ((), names):  # a state that fits all clients
@@ -140,8 +140,8 @@ def warning_of_untrained(method: Method, data: Federation, state: RoundState) ->
         return ""
     return (
         f"the personal model of {len(names)} of {data.clients} clients has not trained, so that "
-        f"it is the initial one: {listed(names, NAMED)}; fit more rounds, or evaluate with "
-        "adaptation='train'"
+        f"it is the initial one: {listed(names, MAX_NAMED_CLIENTS)}; fit more rounds, or "
+        "evaluate with adaptation='train'"
     )
 
 
@@ -149,7 +149,7 @@ def warning_of_untrained(method: Method, data: Federation, state: RoundState) ->
 def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
     """Return a method's client statistics, such as numbers of pruned weights: [J] or [J, *p]."""
     refuse_other_clients(method, data, state)
-    held = pick(state.server, marked(method.metadata.tensors, REPORTED))
+    held = pick(state.server, marked_names(method.metadata.tensors, REPORTED))
     server_values = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:
         return server_values

@@ -74,7 +74,7 @@ class EvaluationSpec:
             check_name(name, names, "argument")
         return EvaluationSpec(**options)
 
-    def view(self, method: Method) -> str:
+    def view_name(self, method: Method) -> str:
         """Return the name of the requested model; raise ValueError if the method lacks it."""
         view = method.main_view if self.model is None else self.model
         if view not in method.views:
@@ -93,7 +93,7 @@ class EvaluationSpec:
         return {"none": (), "fine_tune": method.adapt, "train": method.phases}[self.adaptation]
 
 
-def default_model(method: Method) -> tuple[str, Adaptation]:
+def default_evaluation(method: Method) -> tuple[str, Adaptation]:
     """Return the name of a method's main model, and its default adaptation."""
     view = method.main_view
     return view, "fine_tune" if view == "personal" and method.adapt else "none"

@@ -19,7 +19,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 
 Log = Callable[[Run, RoundRecord], None]
-ODD = r"[^\w\-./ ]"  # characters that MLflow does not accept in a name
+INVALID_CHARACTERS = r"[^\w\-./ ]"  # characters that MLflow does not accept in a name
 
 
 def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
@@ -37,7 +37,7 @@ def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
                 w for w in (row["population"], row["adaptation"]) if w not in ("training", "none")
             ]
             values["/".join([row["model"], *more, row["metric"]])] = row["value"]
-    return {re.sub(ODD, "_", name): value for name, value in values.items()}
+    return {re.sub(INVALID_CHARACTERS, "_", name): value for name, value in values.items()}
 
 
 @checked

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyrofl.inference.definition.metadata import Moments, of_kind, unfinished, watched
+from pyrofl.inference.definition.metadata import (
+    Moments,
+    metadata_of_class,
+    monitored_numbers,
+    unfinished_reason,
+)
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.messages import SERVER_FAILED_PREFIX
 from pyrofl.inference.engine.state import RoundState
@@ -15,7 +20,7 @@ from pyrofl.inference.monitoring.losses import comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.tensors import Tensors
 
-FAILED = 2.0  # times its limit, a monitored number above which one round shows a failure
+FAILURE_FACTOR = 2.0  # times its limit, a monitored number above which one round shows a failure
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,10 @@ class RoundRecord:
     def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
         """Create the record of a round from the states after and before the round."""
         tensors = method.metadata.tensors
-        seen, every = watched(tensors, state.server), list(of_kind(tensors, Moments))
+        seen, every = (
+            monitored_numbers(tensors, state.server),
+            list(metadata_of_class(tensors, Moments)),
+        )
         is_exact = getattr(method.views[method.posterior_view], "exact", None)
         everyone = len(state.reporters.ids) == len(state.seen) and not state.rejected
         return cls(
@@ -65,9 +73,9 @@ class RoundRecord:
             watched=seen,
             undamped=everyone and any(m.undamped for _, m in every),
             exact=is_exact is not None and is_exact(state.server),
-            unfinished=unfinished(tensors, seen),
-            unreliable=unfinished(tensors, seen, lasting=True),
-            failed=unfinished(tensors, seen, lasting=True, times=FAILED)
+            unfinished=unfinished_reason(tensors, seen),
+            unreliable=unfinished_reason(tensors, seen, lasting=True),
+            failed=unfinished_reason(tensors, seen, lasting=True, times=FAILURE_FACTOR)
             or next((text for text in state.rejected if text.startswith(SERVER_FAILED_PREFIX)), ""),
             noise=max((m.noise(state.server) for _, m in every if m.noise), default=0.0),
         )

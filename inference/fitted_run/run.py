@@ -20,7 +20,7 @@ from pyrofl.files.lock import lock_folder
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.definition.budget import PrivacySpent
-from pyrofl.inference.definition.metadata import Monitor, of_kind
+from pyrofl.inference.definition.metadata import Monitor, metadata_of_class
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.definition.table_method import TableMethod, variables_of
@@ -48,7 +48,7 @@ from pyrofl.tensors import Tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LOOKED_AT, ALIKE = 8, 1e-6  # clients and rows; predictions that differ by no more
+NUM_COMPARED, PREDICTION_TOLERANCE = 8, 1e-6  # clients and rows; predictions that differ by no more
 FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -348,17 +348,21 @@ class Run(Pickled, Summarized):
     def _alike(self, state: RoundState) -> bool:
         """Return whether the predictions of each tested client are the same for all of its rows."""
         data, same_predictions = self.data, []
-        for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
-            x = data.x[rows[:LOOKED_AT]]
+        for name, rows in zip(
+            data.names, data.train[: min(NUM_COMPARED, data.clients)], strict=False
+        ):
+            x = data.x[rows[:NUM_COMPARED]]
             if bool((x != x[:1]).any()):
                 mean = replace(self, state=state).predict(x, name).mean
-                same_predictions.append(bool(((mean - mean[:1]).abs() <= ALIKE).all()))
+                same_predictions.append(
+                    bool(((mean - mean[:1]).abs() <= PREDICTION_TOLERANCE).all())
+                )
         return bool(same_predictions) and all(same_predictions)
 
     @property
     def monitors(self) -> dict[str, Monitor]:
         """Metadata of the numbers in the server state that are recorded in each round, by name."""
-        monitors_by_name = of_kind(self.method.metadata.tensors, Monitor)
+        monitors_by_name = metadata_of_class(self.method.metadata.tensors, Monitor)
         return {names.removeprefix("server/"): fact for names, fact in monitors_by_name}
 
     @property

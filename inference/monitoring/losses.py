@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.definition.metadata import INCOMPARABLE, MetadataByPattern, marked
+from pyrofl.inference.definition.metadata import INCOMPARABLE, MetadataByPattern, marked_names
 from pyrofl.tensors import Tensors, matches
 
-RISEN = 2  # rounds of a risen loss
-SIZES, NOISE = 2, 2  # tolerated rise of a loss, in its sizes and in its decreases per round
-DEPTH, STEADY, HALVES = 100, 0.9, 6  # of an unbounded decrease: sizes, fraction, minimum rounds
+MIN_RISEN_ROUNDS = 2  # rounds of a risen loss
+# Tolerated rise of a loss, in its sizes and in its decreases per round.
+MAX_RISE_IN_SIZES, MAX_RISE_IN_GAINS = 2, 2
+# Of an unbounded decrease: sizes, fraction, minimum rounds.
+UNBOUNDED_SIZES, UNBOUNDED_FRACTION, MIN_UNBOUNDED_ROUNDS = 100, 0.9, 6
 
 
 class Divergence(NamedTuple):
@@ -46,7 +48,7 @@ class Losses:
             # Later phases may begin with a loss near zero, or with a large one.
             size = next(iter(self.steps.values())).begins[-1].abs()
             for c, (rounds, begin, level) in enumerate(step.risen(size)):
-                if rounds >= min(RISEN, len(step.numbers)):
+                if rounds >= min(MIN_RISEN_ROUNDS, len(step.numbers)):
                     why = f"the loss of {name} rose from {begin:.4g} to {level:.4g}"
                     divergences[c].append(Divergence(step.numbers[-rounds], why))
         return [min(some, default=None) for some in divergences]
@@ -90,7 +92,7 @@ class _Step:
         fall = _mean(before - self.latest, is_finite & before.isfinite())
         # A decrease from a risen level is not noise.
         self.falls.append(torch.where((fall > 0) & ~self.high, fall, torch.nan))
-        self.high = level - begin > SIZES * begin.abs() + begin - low
+        self.high = level - begin > MAX_RISE_IN_SIZES * begin.abs() + begin - low
 
     def risen(self, size: Tensor) -> list[tuple[int, float, float]]:
         """For each federation copy, count the latest consecutive rounds with too high a loss.
@@ -100,7 +102,9 @@ class _Step:
         noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)  # [R]
         rise = torch.stack(self.levels) - torch.stack(self.begins)
         size = size.fmax(self.begins[-1].abs())
-        above = rise > SIZES * size + torch.stack(self.gains) + NOISE * noise
+        above = (
+            rise > MAX_RISE_IN_SIZES * size + torch.stack(self.gains) + MAX_RISE_IN_GAINS * noise
+        )
         rounds = above.flip(0).long().cumprod(0).sum(0)  # [R]
         ends = (v.tolist() for v in (rounds, self.begins[-1], self.levels[-1]))
         return list(zip(*ends, strict=True))
@@ -111,11 +115,11 @@ class _Step:
         The first and the last level of the loss are returned too.
         """
         levels, begin = torch.stack(self.levels), self.begins[-1]
-        half, deep = len(levels) // 2, -DEPTH * begin.abs().clamp(min=1)
+        half, deep = len(levels) // 2, -UNBOUNDED_SIZES * begin.abs().clamp(min=1)
         earlier, later = levels[0] - levels[half], levels[half] - levels[-1]
-        endless = (levels[-1] < deep) & (later >= STEADY * earlier) & (earlier > 0)
+        endless = (levels[-1] < deep) & (later >= UNBOUNDED_FRACTION * earlier) & (earlier > 0)
         first = (levels < deep).long().argmax(0).tolist()
-        enough = len(levels) >= HALVES
+        enough = len(levels) >= MIN_UNBOUNDED_ROUNDS
         return [
             (self.numbers[at] if falls and enough else None, a, b)
             for at, falls, a, b in zip(
@@ -131,5 +135,5 @@ def _mean(value: Tensor, is_known: Tensor) -> Tensor:
 
 def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:
     """Drop losses that cannot be compared between rounds, such as those of Markov chains."""
-    marks = marked(metadata, INCOMPARABLE)
+    marks = marked_names(metadata, INCOMPARABLE)
     return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

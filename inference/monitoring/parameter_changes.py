@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyrofl.inference.definition.metadata import MetadataByPattern, Moments, of_kind
+from pyrofl.inference.definition.metadata import MetadataByPattern, Moments, metadata_of_class
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.tensors import Tensors, client_bytes, matches
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-HUGE = torch.finfo(torch.float64).max  # change of tensors that are not finite
-COMPARED = 64_000_000  # bytes of client states that are compared at once
+NONFINITE_CHANGE = torch.finfo(torch.float64).max  # change of tensors that are not finite
+MAX_COMPARED_BYTES = 64_000_000  # bytes of client states that are compared at once
 PARTS = ("mean", "sd", "norm")
 
 Moved = dict[str, dict[str, float]]
@@ -46,7 +46,7 @@ def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> M
                 _real(new.get_client_states(ids)),
                 rows=True,
             )
-            for ids in new.trained.split(max(1, COMPARED // max(1, size)))
+            for ids in new.trained.split(max(1, MAX_COMPARED_BYTES // max(1, size)))
         ]
         far |= {key: max(part[key] for part in parts) for key in parts[0]}
     changes: Moved = {}
@@ -61,7 +61,7 @@ def _moved(
     """Return a round's change of each sample site's mean and sd, or of each tensor's norm."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
-    for names, moments in of_kind(metadata, Moments):
+    for names, moments in metadata_of_class(metadata, Moments):
         site_names = [n for n in now if matches(n, names)]
         if site_names and all(_alike(before, now, n) for n in site_names):
             stated += site_names
@@ -74,7 +74,9 @@ def _moved(
         one = now[name].new_ones(())
         far[name, "norm"] = _relative(before[name], now[name], rows) if alike else one
     values = [v.double() for v in far.values()] or [torch.zeros(())]
-    changes = torch.stack(values).nan_to_num(HUGE).tolist()  # one wait for an accelerator
+    changes = (
+        torch.stack(values).nan_to_num(NONFINITE_CHANGE).tolist()
+    )  # one wait for an accelerator
     return dict(zip(far, changes, strict=False))
 
 

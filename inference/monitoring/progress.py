@@ -14,7 +14,7 @@ from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Guide
 from pyrofl.inference.engine.state import RoundState
 
-LINES = 10  # lines of a run without a bar
+NUM_LINES = 10  # lines of a run without a bar
 ALWAYS_PRINTED_ROUNDS = 5  # rounds that are all printed in a run that may stop early
 
 
@@ -79,7 +79,7 @@ def _is_printed(number: int, rounds: int) -> bool:
     >>> [r for r in range(1, 26) if _is_printed(r, 25)]
     [3, 6, 9, 12, 15, 18, 21, 24, 25]
     """
-    return number == rounds or number % -(-rounds // LINES) == 0
+    return number == rounds or number % -(-rounds // NUM_LINES) == 0
 
 
 def loss_text(method: Method, state: RoundState, sizes: Tensor) -> str:
@@ -98,13 +98,13 @@ def loss_text(method: Method, state: RoundState, sizes: Tensor) -> str:
     is_mean = {s.names: s.loss.mean for s in steps if isinstance(s.loss, Elbo)}
     for names, value in state.loss.items():
         each = value.cpu() / rows if is_mean.get(names) is False else value
-        text = f"{moved(method, names)} {float(each[each.isfinite()].mean()):.3g}"
+        text = f"{step_label(method, names)} {float(each[each.isfinite()].mean()):.3g}"
         (per_row if names in is_mean else others).append(text)
     groups = {"loss per row: ": per_row, "loss: ": others}
     return "; ".join(unit + ", ".join(texts) for unit, texts in groups.items() if texts)
 
 
-def moved(method: Method, names: str) -> str:
+def step_label(method: Method, names: str) -> str:
     """Return a short label for the tensors that a gradient step trains, such as "posterior".
 
     >>> from pyrofl import nets

@@ -70,11 +70,12 @@ from pyrofl.inference.monitoring.losses import Divergence, Losses
 from pyrofl.inference.monitoring.parameter_changes import Moved
 from pyrofl.tensors import matches
 
-LAST, LEAST = 5, 3  # aggregations, maximum and minimum
+MAX_AGGREGATIONS, MIN_AGGREGATIONS = 5, 3  # aggregations, maximum and minimum
 CONVERGED_CHANGES = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
-LOST = 1000  # change of a diverged mean, in standard deviations
+DIVERGED_CHANGE = 1000  # change of a diverged mean, in standard deviations
 MAX_REMAINING_CHANGE = 5  # largest remaining change of a converged run, relative to SMALL
-UNRELIABLE = {True: 2, False: 4}  # such rounds end training, by whether nothing moves any more
+# So many unreliable rounds end training, by whether nothing moves any more.
+MAX_UNRELIABLE_ROUNDS = {True: 2, False: 4}
 IDLE = "nothing is trained: all learning rates or epochs are 0"
 
 Kind = Literal["converged", "not converged", "stuck", "diverged"]
@@ -174,7 +175,7 @@ class ConvergenceMonitor:
         kind = status.kind
         if kind == "converged" or status.ended:
             return True
-        return len(self.records) >= LEAST and kind != "not converged"
+        return len(self.records) >= MIN_AGGREGATIONS and kind != "not converged"
 
     @property
     def failure(self) -> str:
@@ -194,7 +195,11 @@ class ConvergenceMonitor:
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
-        divergences = (_barred(self.records), _lost(self.records), *self.losses.risen())
+        divergences = (
+            _rejection_divergence(self.records),
+            _lost(self.records),
+            *self.losses.risen(),
+        )
         divergences += tuple(self.losses.fallen())
         if both := [one for one in divergences if one]:
             first = min(both)
@@ -209,11 +214,13 @@ class ConvergenceMonitor:
             and (why := _unchanged(moved, self.trained, self.unused))
         ):
             return ConvergenceStatus("stuck", why, len(moved))
-        judged = _at_once(self.records) or _of_movement(moved, self.records[-1].noise)
+        judged = _early_status(self.records) or _status_of_changes(moved, self.records[-1].noise)
         if why := self.records[-1].unreliable:
             still = judged.kind == "converged"
-            last = self.records[-UNRELIABLE[still] :]
-            lasts = len(last) == UNRELIABLE[still] and all(one.unreliable for one in last)
+            last = self.records[-MAX_UNRELIABLE_ROUNDS[still] :]
+            lasts = len(last) == MAX_UNRELIABLE_ROUNDS[still] and all(
+                one.unreliable for one in last
+            )
             if still or lasts:
                 return replace(judged, kind="not converged", why=why, ended=lasts)
         idle = self.trained is None and judged.kind == "converged"
@@ -278,7 +285,7 @@ def _unchanged(moved: Sequence[Moved], trained: str, unused: Callable[[], set[st
     return ""
 
 
-def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
+def _early_status(records: Sequence[Left]) -> ConvergenceStatus | None:
     """Return the status of a run that its last two aggregations decide; None if they do not."""
     merged = [record for record in records if record.moved is not None]
     last, count = merged[-1], len(merged)
@@ -303,12 +310,12 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
     return ConvergenceStatus("converged", why, count)
 
 
-def _of_movement(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatus:
+def _status_of_changes(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatus:
     """Return the status of a run, given its parameter changes; the reason may be the last one.
 
     `noise` is the change of moments that their Monte Carlo error explains.
     """
-    merges, last = len(moved), moved[-LAST:]
+    merges, last = len(moved), moved[-MAX_AGGREGATIONS:]
     noise = min(noise, MAX_REMAINING_CHANGE * CONVERGED_CHANGES["mean"])
     within = {p: v if p == "norm" else max(v, noise) for p, v in CONVERGED_CHANGES.items()}
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
@@ -316,7 +323,9 @@ def _of_movement(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatu
         return ConvergenceStatus("not converged", "unknown, as no tensor can be compared", merges)
     now = {key: each[-1] for key, each in series.items()}
     left = {key: _left(each, CONVERGED_CHANGES[key[1]]) for key, each in series.items()}
-    quiet = merges >= LEAST and all(v <= within[p] for (_, p), each in series.items() for v in each)
+    quiet = merges >= MIN_AGGREGATIONS and all(
+        v <= within[p] for (_, p), each in series.items() for v in each
+    )
     far = quiet and any(
         left[key] > MAX_REMAINING_CHANGE * CONVERGED_CHANGES[key[1]] for key in series
     )
@@ -342,10 +351,10 @@ def _of_movement(moved: Sequence[Moved], noise: float = 0.0) -> ConvergenceStatu
 
 def _lost(records: Sequence[Left]) -> Divergence | None:
     """Detect divergence by large changes of a site's mean; return its start and reason, or None."""
-    last = [record for record in records if record.moved is not None][-LAST:]
-    for site in last[-1].moved if len(last) == LAST else ():
+    last = [record for record in records if record.moved is not None][-MAX_AGGREGATIONS:]
+    for site in last[-1].moved if len(last) == MAX_AGGREGATIONS else ():
         far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
-        if far > LOST:
+        if far > DIVERGED_CHANGE:
             why = f"the mean of {site} changes by {_far(far, 'mean')} per round"
             return Divergence(last[0].number, why)
     return None
@@ -359,7 +368,7 @@ def _left(moved: Sequence[float], small: float) -> float:
     """Extrapolate how much a parameter will still change in total; 0 without a steady trend."""
     first, last = moved[0], moved[-1]
     rises, falls = (all(sign * (b - a) > 0 for a, b in pairwise(moved)) for sign in (1, -1))
-    if len(moved) < LEAST or not (rises or falls) or not last:
+    if len(moved) < MIN_AGGREGATIONS or not (rises or falls) or not last:
         return 0.0
     ratio = (last / first) ** (1 / (len(moved) - 1)) if first else inf
     if rises:  # this may be noise
@@ -372,14 +381,14 @@ def _far(value: float, part: str) -> str:
     return f"{shown:.0f} {name}" if 10 <= shown < 1e6 else f"{shown:.2g} {name}"
 
 
-def _barred(records: Sequence[Left]) -> Divergence | None:
+def _rejection_divergence(records: Sequence[Left]) -> Divergence | None:
     """Detect divergence by rejection of all recent messages; return start and reason, or None."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # a client reported
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
     last = bad[len(bad) - some :]
     whole = bool(last) and some == len(bad)
     several = len({i for r in last for i in r.trained}) > 1
-    if not whole and not (some >= LEAST and several):
+    if not whole and not (some >= MIN_AGGREGATIONS and several):
         return None
     when = "in any round" if whole else f"in the last {some} rounds"
     return Divergence(last[0].number, f"no message was aggregated {when}; {last[-1].rejected[0]}")

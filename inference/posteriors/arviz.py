@@ -27,7 +27,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.monitoring.status import ConvergenceStatus, trained_by
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable, labels
-from pyrofl.inference.posteriors.corrected import Correction
+from pyrofl.inference.posteriors.corrected import CorrectionOutcome
 from pyrofl.inference.posteriors.draws import (
     draw,
     draws_specification,
@@ -194,7 +194,7 @@ def to_arviz(
         how = draws_specification(run.method, {"seed": run.seed, **asked, "draws": draws})
         dependence = find_client_dependence(run.method, run.data, run.state, clients, how)
         axes = ClientAxes(run.data, clients, run.method.shared, dims, dependence)
-        correction = Correction(corrected, progress, verdict)
+        correction = CorrectionOutcome(corrected, progress, verdict)
         chain_groups.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)
         if drawn:
@@ -335,7 +335,7 @@ def _groups(
     chosen: set[str],
     spec: EvaluationSpec,
     lenient: bool,
-    correction: Correction,
+    correction: CorrectionOutcome,
 ) -> Groups:
     """Return the requested ArviZ groups of one run, as group -> name -> variable.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.choices import GROUPS
 from pyrofl.data import Federation
-from pyrofl.inference.posteriors.draws import Values, agreed, agrees
+from pyrofl.inference.posteriors.draws import Values, agrees, common_draws
 from pyrofl.inference.posteriors.pointwise import ClientValues
 from pyrofl.tensors import matches
 
@@ -74,7 +74,7 @@ class ClientAxes:
         if point:  # in float64, so that the mean is exact and the standard deviation is 0
             value = value[:1].double().expand_as(value)
         if matches(name, self.shared) or self._one_for_all(name, value):
-            return Variable(agreed(name, value), ("draw", *axes))
+            return Variable(common_draws(name, value), ("draw", *axes))
         return Variable(value, ("draw", "client", *axes))
 
     def _one_for_all(self, name: str, value: Tensor) -> bool:

@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.definition.elbo import base_of, is_point, latent, traces
+from pyrofl.inference.definition.elbo import is_point, latent, normal_event_size, traces
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
@@ -74,16 +74,7 @@ class GivenNoise(Messenger):
             msg["value"], msg["done"] = fn.mean + fn.stddev * part, True
 
 
-def normal_size(fn: Any) -> int:
-    """Return the event size of a normal distribution; 0 for any other distribution."""
-    normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
-        (),
-        (1,),
-    )
-    return fn.event_shape.numel() if normal else 0
-
-
-def grouped(
+def group_clients(
     method: Method, data: Federation, state: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> list[ClientGroup]:
     """Return clients in groups of similar numbers of rows, of at most `MAX_GROUP_ROWS` rows in all.
@@ -119,7 +110,7 @@ def in_double_precision(method: Method, group: ClientGroup) -> ClientGroup:
     doubled_group = group._replace(client=(received, local, wide))
     other = doubled_group._replace(generators=[Generator() for _ in group.ids])
     try:
-        with drawing_other_sites(method, other), default_type(wide.size.dtype):
+        with using_client_generators(method, other), default_type(wide.size.dtype):
             traces(method.model, method.guide, *doubled_group.client, 2)
     except RuntimeError:  # the program has tensors of its own in single precision
         return group
@@ -161,16 +152,16 @@ def is_batchable(
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)][:1]
     (_, received, local, _), *_ = single(method, data, state, ids, replace(spec, chunk_size=1))
     group = ClientGroup(ids.tolist(), (received, local, data.batch(ids)), [Generator()])
-    with drawing_other_sites(method, group):
+    with using_client_generators(method, group):
         q, p = traces(method.model, method.guide, *group.client, 2)
     sites = (site for trace in (q, p) for site in trace.nodes.values())
     drawn = [s for s in sites if s["type"] == "sample" and not site_is_subsample(s)]
     inside = all(client_axis(site) is not None for site in drawn)
-    return inside and all(is_point(s["fn"]) or normal_size(s["fn"]) for _, s in latent(q))
+    return inside and all(is_point(s["fn"]) or normal_event_size(s["fn"]) for _, s in latent(q))
 
 
 @contextmanager
-def drawing_other_sites(method: Method, group: ClientGroup) -> Iterator[None]:
+def using_client_generators(method: Method, group: ClientGroup) -> Iterator[None]:
     """Sample sites without given noise by the clients' generators, as a context manager."""
     generators = iter(group.generators)
     noise = JointNoise(group.generators, method.shared, generators.__next__)
@@ -183,7 +174,7 @@ def log_densities_at(
 ) -> tuple[Tensors, Any, Any]:
     """Return log densities [S, C] of sites at given noise, with the traces of guide and model."""
     batch, draws = group.client[2], given_noise.draws
-    with drawing_other_sites(method, group), given_noise, default_type(batch.size.dtype):
+    with using_client_generators(method, group), given_noise, default_type(batch.size.dtype):
         q, p = traces(method.model, method.guide, *group.client, draws)
     zero = batch.size.new_zeros(draws, len(batch))
     with pyro.validation_enabled(False):  # where a value is NaN, so is the density

@@ -47,7 +47,15 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.client_groups import grouped, in_precision
+from pyrofl.inference.posteriors.client_groups import group_clients, in_precision
+from pyrofl.inference.posteriors.correction_outcomes import (
+    advice,
+    heavy_tail_reason,
+    heavy_tail_warning,
+    is_unreliable,
+    reliable_draw_warnings,
+    report_outcome,
+)
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites, NoUsableDraws
@@ -59,26 +67,20 @@ from pyrofl.inference.posteriors.importance_sampling import (
     WeightedDraws,
     Weights,
 )
-from pyrofl.inference.posteriors.outcomes import (
-    advice,
-    doubts,
-    heavy_tail,
-    heavy_tails,
-    outcome_of,
-    untrusted,
-)
 from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise_at
-from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
-from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, weighted
+from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resample_indices
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, smooth_with_shape
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
 
-TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
-ALONE = 4000  # minimum number of weighted draws of a client without shared sites
-NETWORK = 50  # largest number of network parameters that are corrected by default
-ROUNDED, FEW = 1e-12, 0.01  # relative distance of a bound; share of draws that are as near to it
-EXACT = "no: the draws are of the exact posterior"
+# Minimum number of weighted values of g; at least 5/4 of the requested draws.
+MIN_SHARED_DRAWS = 1000
+MIN_CLIENT_DRAWS = 4000  # minimum number of weighted draws of a client without shared sites
+MAX_NETWORK_PARAMETERS = 50  # largest number of network parameters that are corrected by default
+# Relative distance of a bound; share of draws that are as near to it.
+BOUND_DISTANCE, MAX_ROUNDED_FRACTION = 1e-12, 0.01
+EXACT_POSTERIOR = "no: the draws are of the exact posterior"
 T = TypeVar("T")
 
 
@@ -88,7 +90,7 @@ def reason_against(method: Method, data: Federation, ids: Tensor, spec: Evaluati
     For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
     as for thousands of network weights.
     """
-    if getattr(method.views.get(spec.view(method)), "posterior", None):
+    if getattr(method.views.get(spec.view_name(method)), "posterior", None):
         return "the server draws from its own posterior, which has no density"
     if method.metadata.privacy is not None:
         return "the run is private, and corrected draws would exceed its privacy budget"
@@ -98,8 +100,11 @@ def reason_against(method: Method, data: Federation, ids: Tensor, spec: Evaluati
         return "a client is held out"
     if isinstance(method.model, Supervised):
         size = sum(shape.numel() for shape in method.model.net.shapes.values())
-        if size > NETWORK:
-            return f"the network has {size:,} parameters, and at most {NETWORK} can be weighted"
+        if size > MAX_NETWORK_PARAMETERS:
+            return (
+                f"the network has {size:,} parameters, and at most {MAX_NETWORK_PARAMETERS} can be "
+                "weighted"
+            )
     return ""
 
 
@@ -127,14 +132,14 @@ def corrected(
     draws = spec.draws or 1
     everyone = torch.arange(data.clients) if method.shared else ids
     how = spec if method.shared else replace(spec, chunk_size=1)
-    groups = grouped(method, data, state, everyone, how)
+    groups = group_clients(method, data, state, everyone, how)
     guided, tried = GuidedSites(method, groups[0]), tried_for(method, draws)
     parts = [GroupImportanceSampler(method, group, guided) for group in groups]
     common = stream(spec.seed, Stream.TEST, state.number)
 
     def relist(server: Tensors) -> None:
         """Let the guide select among draws of another server state."""
-        others = grouped(method, data, replace(state, server=server), everyone, how)
+        others = group_clients(method, data, replace(state, server=server), everyone, how)
         relisted = GuidedSites(method, others[0])
         for part, other in zip(parts, others, strict=True):
             part.group, part.guided = part.group._replace(client=other.client), relisted
@@ -144,10 +149,10 @@ def corrected(
         log_w, weights = _together(parts, common, tried, Bar(progress), near, relist)
     else:
         log_w, weights = _separately(parts, common, tried, Bar(progress))
-    if not strict and bool(untrusted(weights).any()):
+    if not strict and bool(is_unreliable(weights).any()):
         return None, weights
-    chosen = [resampled(one, draws, common) for one in log_w]
-    values_by_client, latent = {}, guided.latent
+    chosen = [resample_indices(one, draws, common) for one in log_w]
+    values_by_client, latent = {}, guided.in_plate_by_site
     for part, at in zip(parts, chosen if len(chosen) > 1 else chosen * len(parts), strict=True):
         group = part.group
         for c, i in enumerate(group.ids):
@@ -202,11 +207,11 @@ def _at_bound(parts: Sequence[GroupImportanceSampler], log_w: Sequence[Tensor]) 
     """Return which site has many draws that are its bound up to rounding, or ""."""
     for i, part in enumerate(parts):
         w = log_w[min(i, len(log_w) - 1)].exp()
-        for name, bound in part.guided.bounds:
+        for name, bound in part.guided.finite_bounds:
             if name in part.sites:
-                near = (part.sites[name].value - bound).abs() < ROUNDED * abs(bound)
+                near = (part.sites[name].value - bound).abs() < BOUND_DISTANCE * abs(bound)
                 share = float((w @ near.flatten(1).to(w)).max())
-                if share > FEW:
+                if share > MAX_ROUNDED_FRACTION:
                     return (
                         f"{share:.1%} of the draws of {name} are {bound:g} up to rounding, so that "
                         f"draws closer to {bound:g} are missing: parametrize the program by the "
@@ -219,8 +224,8 @@ def server_draw_list(
     method: Method, state: RoundState, spec: EvaluationSpec, guided: GuidedSites
 ) -> ServerDraws | None:
     """Return the server's list of draws, if the guide selects one of these, and others are near."""
-    listed = getattr(method.views[spec.view(method)], "listed", None)
-    return listed(state.server) if listed and guided.listed else None
+    listed = getattr(method.views[spec.view_name(method)], "listed", None)
+    return listed(state.server) if listed and guided.num_listed_draws else None
 
 
 def weights_with_shapes(weighed: WeightedDraws) -> Weights:
@@ -233,7 +238,7 @@ def weights_with_shapes(weighed: WeightedDraws) -> Weights:
 
 def tried_for(method: Method, draws: int) -> int:
     """Return the minimum number of weighted draws, for a number of requested draws."""
-    return max(TRIED if method.shared else ALONE, int(1.25 * draws))
+    return max(MIN_SHARED_DRAWS if method.shared else MIN_CLIENT_DRAWS, int(1.25 * draws))
 
 
 def _together(
@@ -265,7 +270,9 @@ def _separately(
     parts: Sequence[GroupImportanceSampler], common: Generator, count: int, shown: Bar
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of each client by itself; return its log weights [S], and diagnostics [C]."""
-    weighted_parts = [weighted(part.weigh_single_client(count)) for part in shown(parts, count)]
+    weighted_parts = [
+        smooth_with_shape(part.weigh_single_client(count)) for part in shown(parts, count)
+    ]
     k, log_w = torch.tensor([k for _, k in weighted_parts]), [w for w, _ in weighted_parts]
     return log_w, Weights(k, torch.stack([effective(w) for w in log_w]), count)
 
@@ -299,7 +306,7 @@ class Bar:
 
 
 @dataclass
-class Correction:
+class CorrectionOutcome:
     """Settings and outcome of the importance correction of a run's posterior draws.
 
     Attributes:
@@ -358,20 +365,20 @@ class Correction:
     def warn_heavy_tails(self, posterior: Mapping[str, Variable]) -> None:
         """Warn if draws of the exact posterior have too heavy a tail for means and sds.
 
-        Fewer than `TRIED` draws do not show it.
+        Fewer than `MIN_SHARED_DRAWS` draws do not show it.
         """
-        if self.outcome != EXACT:
+        if self.outcome != EXACT_POSTERIOR:
             return
         pareto_shapes = {}
         for name, draws in ((n, v.value) for n, v in posterior.items()):
-            if (count := len(draws)) >= TRIED:
+            if (count := len(draws)) >= MIN_SHARED_DRAWS:
                 even = torch.full((count,), -math.log(count)).double()
                 k = shapes(draws, even, -math.inf)
                 # The standard error of a shape from a tail of 3 count^0.5 draws.
                 error = (1 + k) / (3 * count**0.5) ** 0.5
                 pareto_shapes[name] = k.where(k - error > MAX_RELIABLE_K, -math.inf)
         none = torch.zeros(1)
-        if text := heavy_tails(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
+        if text := heavy_tail_warning(Weights(none, none, 0, shapes=pareto_shapes), "exact"):
             warn_user(text)
             self.notes.append(text)
 
@@ -412,9 +419,9 @@ class Correction:
         if not strict and reason:
             self.outcome = f"no: {reason}"
             return None, None
-        exact = getattr(method.views[spec.view(method)], "exact", None)
+        exact = getattr(method.views[spec.view_name(method)], "exact", None)
         if not strict and exact and exact(state.server):
-            self.outcome = EXACT
+            self.outcome = EXACT_POSTERIOR
             return None, None
         try:
             corrected_draws, weights = weigh()
@@ -430,7 +437,7 @@ class Correction:
                     f"may be too narrow or shifted; {error.advice or advice(self.verdict)}"
                 )
             return None, None
-        self.outcome = outcome_of(weights, names, strict, self.verdict)
-        self.unreliable = heavy_tail(weights) or weights.missing_mode
-        self.notes += doubts(weights, self.verdict)
+        self.outcome = report_outcome(weights, names, strict, self.verdict)
+        self.unreliable = heavy_tail_reason(weights) or weights.missing_mode
+        self.notes += reliable_draw_warnings(weights, self.verdict)
         return corrected_draws, weights

@@ -23,7 +23,7 @@ from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
-from pyrofl.inference.posteriors.server import SiteSubstitution, of_server
+from pyrofl.inference.posteriors.server import SiteSubstitution, server_sampler
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import synchronized
@@ -61,10 +61,10 @@ class JointNoise(ClientNoise):
         super()._pyro_sample(msg)
         if is_selection:
             shift = torch.stack([torch.rand((), generator=g) for g in self.generators])  # [C]
-            msg["value"] = spaced(msg["value"], shift[:, None].to(msg["value"]))
+            msg["value"] = spaced_quantiles(msg["value"], shift[:, None].to(msg["value"]))
 
 
-def spaced(noise: Tensor, shift: Tensor) -> Tensor:
+def spaced_quantiles(noise: Tensor, shift: Tensor) -> Tensor:
     """Return quantiles of the standard normal in the order of noise [S, *p], evenly spaced.
 
     Each is standard normal, as the first is shifted by a uniform part `shift` [*p] of the distance.
@@ -115,7 +115,9 @@ def draws_specification(method: Method, options: Mapping[str, Any]) -> Evaluatio
     """
     how = EvaluationSpec.of(options, excluded=("population", "part"))
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
-    if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
+    if how.adaptation != "none" and getattr(
+        method.views.get(how.view_name(method)), "posterior", None
+    ):
         raise ValueError(
             f"adaptation is {how.adaptation!r}; only 'none' is valid, as the posterior of "
             f"{how.model!r} belongs to the server"
@@ -148,7 +150,7 @@ def draw(
     """Draw from each client's posterior, with settings already validated; see `posterior`."""
     draws, chunks = spec.draws or 1, []
     common = partial(stream, spec.seed, Stream.TEST, state.number)
-    server, spec = of_server(method, state, spec)
+    server, spec = server_sampler(method, state, spec)
     for some, received, local, noise in single(method, data, state, ids, spec):
         batch = data.batch(some)
         server_draws = server(batch.cohort)
@@ -157,10 +159,10 @@ def draw(
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
             replayed = poutine.replay(method.guide, trace=q)
             # The requested sites depend on no row, unless a latent site does.
-            if not any(of_rows(site) for _, site in latent(q)):
+            if not any(is_per_row(site) for _, site in latent(q)):
                 batch = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=batch.mask[:, :1])
             _, p = traces(method.model, replayed, received, local, batch, draws)
-        sites = named(q, p, draws, len(some))
+        sites = named_draws(q, p, draws, len(some))
         # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
         client_draws = {
             n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows
@@ -176,7 +178,7 @@ def draw(
     }
     for name, value in drawn.items():
         if matches(name, method.shared):
-            agreed(name, value)
+            common_draws(name, value)
     return drawn
 
 
@@ -189,7 +191,7 @@ def find_client_dependence(
     Own values are the client's latent sites, its rows and its client state; shared sites and
     constants are not. Dependence is determined by gradients.
     """
-    server, spec = of_server(method, state, spec)
+    server, spec = server_sampler(method, state, spec)
     (_, received, local, noise), *_ = single(method, data, state, ids[:1], replace(spec, draws=2))
     batch = data.batch(ids[:1])
     server_draws = {n: v[:2] for n, v in server(batch.cohort).items()}
@@ -231,7 +233,7 @@ def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
     return any(slope is not None for slope in slopes)
 
 
-def agreed(name: str, value: Tensor) -> Tensor:
+def common_draws(name: str, value: Tensor) -> Tensor:
     """Return a shared site's draws [S, *p]; raise ValueError if they differ between clients."""
     if not agrees(value):
         raise ValueError(
@@ -246,14 +248,14 @@ def agrees(value: Tensor) -> bool:
     return torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5)
 
 
-def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
+def named_draws(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return draws of the guide's latent sites and the model's deterministic sites, by name."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
     sites |= {n: s for n, s in p.nodes.items() if is_deterministic(s)}
-    return {name: placed(name, site, draws, clients) for name, site in sites.items()}
+    return {name: with_draw_axes(name, site, draws, clients) for name, site in sites.items()}
 
 
-def placed(name: str, site: Any, draws: int, clients: int) -> Values:
+def with_draw_axes(name: str, site: Any, draws: int, clients: int) -> Values:
     """Return the values of a site with axes of draws, clients and rows, [S, C, B or 1, *p]."""
     value = site["value"]
     if value.dim() < 3 or value.shape[:2] != (draws, clients):  # there is no axis of draws
@@ -264,14 +266,14 @@ def placed(name: str, site: Any, draws: int, clients: int) -> Values:
             )
         value = value.expand(draws, *value.shape)
     # The axis of a plate in the program is an axis of the site.
-    return Values(value.unsqueeze(2) if in_plate(site) else value, of_rows(site))
+    return Values(value.unsqueeze(2) if is_in_plate(site) else value, is_per_row(site))
 
 
-def in_plate(site: Any) -> bool:
+def is_in_plate(site: Any) -> bool:
     """Return whether a site lies inside a Pyro plate of the program at the axis of the rows."""
     return any(f.dim == -1 and f.name != "rows" for f in site["cond_indep_stack"])
 
 
-def of_rows(site: Any) -> bool:
+def is_per_row(site: Any) -> bool:
     """Return whether a site lies inside the Pyro plate over rows, `batch.rows()`."""
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])

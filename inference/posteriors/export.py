@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 Fact = str | int | float
 """Type of attributes that netCDF and all versions of ArviZ accept."""
 
-SAMPLES = ("chain", "draw")
-LATEST = 253402300800  # seconds from 1970 to the year 10000, the end of valid dates
-STOPPED = "SOURCE_DATE_EPOCH"  # environment variable that many tools read for reproducible output
-VARIABLE = 8192  # maximum bytes of a variable's metadata in a file
-TAIL = 0.2  # maximum fraction of draws with smoothed weights
-FEWEST = 25  # draws, of which a fifth suffices for a fit of the tail
-ROUNDING = 1e-6  # spread of log weights due to rounding, as where a guide is exact
+SAMPLE_DIMS = ("chain", "draw")
+MAX_TIMESTAMP = 253402300800  # seconds from 1970 to the year 10000, the end of valid dates
+# Environment variable that many tools read for reproducible output.
+EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+MAX_METADATA_BYTES = 8192  # maximum bytes of a variable's metadata in a file
+MAX_TAIL_FRACTION = 0.2  # maximum fraction of draws with smoothed weights
+MIN_DRAWS = 25  # draws, of which a fifth suffices for a fit of the tail
+ROUNDING_TOLERANCE = 1e-6  # spread of log weights due to rounding, as where a guide is exact
 
 
 def inference_data(
@@ -62,7 +63,7 @@ def inference_data(
         one = _dataset(group, variables, dims, coords, along or {})
         more = {axis: list(coords[axis]) for axis in (listed or {}).get(group, ())}
         datasets[group] = one.assign_coords(more).assign_attrs(attributes)
-    return gathered(datasets, attributes)
+    return combine_datasets(datasets, attributes)
 
 
 def _library() -> dict[str, Fact]:
@@ -80,10 +81,10 @@ def _library() -> dict[str, Fact]:
 
 def now() -> datetime:
     """Return the current time, or the time in the environment variable SOURCE_DATE_EPOCH."""
-    stopped = os.environ.get(STOPPED)
-    if stopped and not (stopped.isdecimal() and int(stopped) < LATEST):
+    stopped = os.environ.get(EPOCH_VARIABLE)
+    if stopped and not (stopped.isdecimal() and int(stopped) < MAX_TIMESTAMP):
         raise ValueError(
-            f"{STOPPED} is {stopped!r}; set it to whole seconds since 1970, or unset it"
+            f"{EPOCH_VARIABLE} is {stopped!r}; set it to whole seconds since 1970, or unset it"
         )
     return datetime.fromtimestamp(int(stopped), UTC) if stopped else datetime.now(UTC)
 
@@ -104,12 +105,12 @@ def refuse_no_groups(idata: object) -> None:
         raise ValueError(f"fitted is a {kind}; expected a Run, or the result of `to_arviz`")
 
 
-def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
+def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
     """Return Pareto-smoothed, normalized log weights [S], and the tail's Pareto shape k."""
     log_weights = log_weights.double()
-    if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
+    if float(log_weights.amax() - log_weights.quantile(1 - MAX_TAIL_FRACTION)) < ROUNDING_TOLERANCE:
         return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0
-    if len(log_weights) < FEWEST:
+    if len(log_weights) < MIN_DRAWS:
         return log_weights - log_weights.logsumexp(0), math.inf
     values, arviz = log_weights.numpy(), import_arviz()
     with np.errstate(over="ignore", invalid="ignore"):  # in the quantiles of a very heavy tail
@@ -147,7 +148,7 @@ def _find_room(data: Any, path: Path) -> None:
     """Reserve disk space for a file of ArviZ data; raise OSError before HDF5 could crash."""
     groups = data.groups() if callable(data.groups) else data.children
     parts = [data[group] for group in groups]
-    size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
+    size = sum(part.nbytes + MAX_METADATA_BYTES * (1 + len(part.variables)) for part in parts)
     with open(path, "wb") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
@@ -160,7 +161,7 @@ def load(path: str | Path) -> Any:
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
         groups = {name: node.to_dataset().load() for name, node in tree.children.items()}
-        return gathered(groups, {str(name): value for name, value in tree.attrs.items()})
+        return combine_datasets(groups, {str(name): value for name, value in tree.attrs.items()})
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
@@ -193,7 +194,7 @@ def _environment(**words: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def gathered(
+def combine_datasets(
     datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
 ) -> Any:
     """Combine xarray datasets into an InferenceData (ArviZ 0.x) or a DataTree (ArviZ 1.x)."""
@@ -245,7 +246,7 @@ def _axes(name: str, array: np.ndarray, axes: tuple[str, ...] | None) -> tuple[s
     """Return the names of an array's axes; raise ValueError if they do not fit its shape."""
     if axes is None:
         raise ValueError(f"{name}: its axes have no names; pass {array.ndim} names in dims")
-    if axes[:2] == SAMPLES and array.ndim == len(axes) - 2:
+    if axes[:2] == SAMPLE_DIMS and array.ndim == len(axes) - 2:
         axes = axes[2:]
     if array.ndim != len(axes):
         raise ValueError(f"{name} has shape {array.shape}; expected axes {', '.join(axes)}")

@@ -11,17 +11,17 @@ from torch import Tensor
 from pyrofl.inference.definition.elbo import is_deterministic, latent
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, GivenNoise, log_densities_at
-from pyrofl.inference.posteriors.draws import Values, of_rows, placed
+from pyrofl.inference.posteriors.draws import Values, is_per_row, with_draw_axes
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.pointwise import MAX_CELLS
-from pyrofl.inference.posteriors.proposals import REACH, ModeRegression, around
+from pyrofl.inference.posteriors.proposals import MAX_MODE_STEP, ModeRegression, draw_around_modes
 from pyrofl.tensors import Tensors, matches, times
 
 CHUNK_FACTOR = 40  # factor of the chunk size, as the densities are evaluated repeatedly
 NEWTON_STEPS, NEWTON_TOLERANCE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MAX_NEWTON_VARIABLES = 20  # maximum variables of a client for Newton's method
 MIN_RELATIVE_CURVATURE = 0.05  # minimum curvature, relative to the guide's
-# Least fall of log p at `REACH` sds, where a normal one falls by 8; doublings.
+# Least fall of log p at `MAX_MODE_STEP` sds, where a normal one falls by 8; doublings.
 MIN_LOG_DENSITY_DROP, MAX_DOUBLINGS = 2.0, 4
 WIDER_NORMAL_PROBABILITY = 1 / 32  # probability of the wider normal of the proposal of z
 
@@ -57,10 +57,10 @@ class GroupImportanceSampler:
 
     def weigh_single_client(self, count: int) -> Tensor:
         """Draw all sites of a single client that shares none, and return log weights [S]."""
-        noise = torch.zeros(1, self.guided.sizes[0]).double()
+        noise = torch.zeros(1, self.guided.normal_counts[0]).double()
         mode, root = self._mode(noise)
         shifts, _ = self._uniform_numbers(1, 1)
-        share = WIDER_NORMAL_PROBABILITY if self.guided.sizes[1] else 1.0
+        share = WIDER_NORMAL_PROBABILITY if self.guided.normal_counts[1] else 1.0
         ratio, _, self.sites = self._log_importance_weights(noise, mode, root, shifts, count, share)
         return ratio[0, 0]
 
@@ -74,7 +74,9 @@ class GroupImportanceSampler:
             more: whether the draws of the sites are added to those of the exchange before.
         """
         guided = self.guided
-        draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
+        draws, sets = (
+            (draws, sets) if guided.normal_counts[1] or guided.has_nonnormal_sites else (1, 1)
+        )
         step = max(
             1, CHUNK_FACTOR * MAX_CELLS // (self.group.client[2].mask.numel() * draws * sets)
         )
@@ -89,14 +91,14 @@ class GroupImportanceSampler:
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
         }
-        if not guided.listed:
+        if not guided.num_listed_draws:
             self.near = ModeRegression.of(noise, torch.cat(modes))
         return GroupTerms(*(torch.cat(v) for v in zip(*parts, strict=True)))
 
     def shared_values(self) -> Tensors:
         """Return the draws of the shared sites, [S, *p]; of a plate, all places."""
         return {
-            n: v.value[:, 0] if self.guided.latent.get(n) else v.value[:, 0, 0]
+            n: v.value[:, 0] if self.guided.in_plate_by_site.get(n) else v.value[:, 0, 0]
             for n, v in self.sites.items()
             if matches(n, self.method.shared)
         }
@@ -104,9 +106,9 @@ class GroupImportanceSampler:
     def _uniform_numbers(self, s: int, sets: int) -> tuple[Tensor, Tensor]:
         """Draw uniform numbers of clients: shifts of points [S, C, sets, 2, n], and choices [S, C].
 
-        The points are those of `around`.
+        The points are those of `draw_around_modes`.
         """
-        shape, exact = (s, sets, 2, self.guided.sizes[1]), torch.float64
+        shape, exact = (s, sets, 2, self.guided.normal_counts[1]), torch.float64
         shifts = [
             torch.rand(shape, generator=generator, dtype=exact)
             for generator in self.group.generators
@@ -122,7 +124,7 @@ class GroupImportanceSampler:
         """Return terms, modes [S, C, n] and one draw of each site, at some of the shared draws."""
         mode, root = self._mode(noise)
         # Of a single variable, evenly spaced points of a wide normal have the most exact mean.
-        share = WIDER_NORMAL_PROBABILITY if self.guided.sizes[1] > 1 else 1.0
+        share = WIDER_NORMAL_PROBABILITY if self.guided.normal_counts[1] > 1 else 1.0
         ratio, prior, site_draws = self._log_importance_weights(
             noise, mode, root, shifts, draws, share
         )
@@ -147,7 +149,7 @@ class GroupImportanceSampler:
         In between is log p - log q of the shared sites. The draws are of latent sites and of
         deterministic ones that have no rows.
         """
-        proposals, wider = around(mode, root, shifts, draws, share)
+        proposals, wider = draw_around_modes(mode, root, shifts, draws, share)
         s, clients, k = wider.shape
         size = s * k
         with torch.no_grad():
@@ -170,7 +172,7 @@ class GroupImportanceSampler:
 
         A step to a point without a density is halved, and one that was not tried is not made then.
         """
-        size, shape = self.guided.sizes[1], (len(noise), len(self.group.ids))
+        size, shape = self.guided.normal_counts[1], (len(noise), len(self.group.ids))
         at = noise.new_zeros(*shape, size)
         root = torch.eye(size).double().repeat(*shape, 1, 1)
         if not 0 < size <= MAX_NEWTON_VARIABLES:
@@ -187,7 +189,7 @@ class GroupImportanceSampler:
             root[left] = torch.where(now[..., None], new, root[left])
             way = times(new, times(new.mT, slope))
             length = torch.linalg.vector_norm(way, dim=-1, keepdim=True)
-            step = torch.where(now, way * (REACH / length.clamp(min=REACH)), 0.0)
+            step = torch.where(now, way * (MAX_MODE_STEP / length.clamp(min=MAX_MODE_STEP)), 0.0)
             step = torch.where(back, (last[left] - at[left]) / 2, step)
             last[left] = torch.where(now, at[left], last[left])
             at[left] += step.nan_to_num(0.0, 0.0, 0.0)
@@ -197,7 +199,7 @@ class GroupImportanceSampler:
             if not len(left):
                 break
         at = torch.where((is_unconverged & is_step_halved)[..., None], last, at)
-        return at, root if self.guided.listed else self._widen_roots(noise, at, root)
+        return at, root if self.guided.num_listed_draws else self._widen_roots(noise, at, root)
 
     def _widen_roots(self, noise: Tensor, mode: Tensor, root: Tensor) -> Tensor:
         """Return roots [S, C, n, n] whose columns reach where the density is much lower.
@@ -210,7 +212,7 @@ class GroupImportanceSampler:
             for i in range(mode.shape[-1]):
                 left = torch.arange(len(noise))
                 for _ in range(MAX_DOUBLINGS):
-                    off = REACH * root[left, :, :, i]
+                    off = MAX_MODE_STEP * root[left, :, :, i]
                     ends = (self._log_p(noise[left], mode[left] + s * off) for s in (-1, 1))
                     highest = torch.maximum(*ends).nan_to_num(nan=-torch.inf)
                     short = highest > height[left] - MIN_LOG_DENSITY_DROP
@@ -242,18 +244,18 @@ class GroupImportanceSampler:
 
     def _log_densities(self, noise: Tensor, client_noise: Tensor) -> tuple[Tensors, Any, Any]:
         """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
-        proposed = GivenNoise(self.method.shared, self.guided.normal, noise, client_noise)
+        proposed = GivenNoise(self.method.shared, self.guided.normal_sites, noise, client_noise)
         return log_densities_at(self.method, self.group, proposed)
 
 
 def site_draws_of_traces(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
     """Return draws of latent sites and of deterministic ones without rows, from both traces."""
     sites = {
-        n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), of_rows(site))
+        n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), is_per_row(site))
         for n, site in latent(q)
         if not site["infer"].get("is_auxiliary")
     }
     deterministic = {
-        n: site for n, site in p.nodes.items() if is_deterministic(site) and not of_rows(site)
+        n: site for n, site in p.nodes.items() if is_deterministic(site) and not is_per_row(site)
     }
-    return sites | {n: placed(n, site, size, clients) for n, site in deterministic.items()}
+    return sites | {n: with_draw_axes(n, site, size, clients) for n, site in deterministic.items()}

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Generator
 
-from pyrofl.inference.definition.elbo import is_point, latent, traces
+from pyrofl.inference.definition.elbo import is_point, latent, normal_event_size, traces
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.posteriors.client_groups import ClientGroup, drawing_other_sites, normal_size
-from pyrofl.inference.posteriors.draws import in_plate
+from pyrofl.inference.posteriors.client_groups import ClientGroup, using_client_generators
+from pyrofl.inference.posteriors.draws import is_in_plate
 from pyrofl.tensors import matches
 
-LARGEST = 2000  # maximum number of variables of a client
+MAX_VARIABLES = 2000  # maximum number of variables of a client
 MIN_LISTED_DRAWS, MIN_DRAWS = 3, 8  # minimum draws of z, for listed draws or others
 
 
@@ -45,21 +45,21 @@ class GuidedSites:
     group: ClientGroup
 
     @cached_property
-    def listed(self) -> int:
+    def num_listed_draws(self) -> int:
         """Number of the server's draws if the guide selects one of these, else 0."""
         counts = [site["infer"].get("listed") for _, site in self._guided]
         return next(filter(None, counts), 0)
 
     @property
-    def least(self) -> int:
+    def min_draws(self) -> int:
         """Minimum number of draws of z; few if the guide draws z given each shared draw."""
-        return MIN_LISTED_DRAWS if self.listed else MIN_DRAWS
+        return MIN_LISTED_DRAWS if self.num_listed_draws else MIN_DRAWS
 
     @cached_property
     def _traced(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
         """Return the latent sites of the guide and of the model, with their distributions."""
         other = self.group._replace(generators=[Generator() for _ in self.group.ids])
-        with drawing_other_sites(self.method, other):
+        with using_client_generators(self.method, other):
             q, p = traces(self.method.model, self.method.guide, *self.group.client, 2)
         return list(latent(q)), list(latent(p))
 
@@ -69,13 +69,13 @@ class GuidedSites:
         return self._traced[0]
 
     @cached_property
-    def latent(self) -> dict[str, bool]:
-        """Return for each latent site of the model whether it is in a plate of the program."""
+    def in_plate_by_site(self) -> dict[str, bool]:
+        """Whether each latent site of the model is in a plate of the program, by name."""
         sites = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
-        return {name: in_plate(site) for name, site in sites}
+        return {name: is_in_plate(site) for name, site in sites}
 
     @cached_property
-    def bounds(self) -> list[tuple[str, float]]:
+    def finite_bounds(self) -> list[tuple[str, float]]:
         """Sites with their finite bounds, such as 1 of probabilities; near 0 no digits are lost."""
         pairs = []
         for name, site in self._traced[1]:
@@ -88,19 +88,30 @@ class GuidedSites:
         return pairs
 
     @cached_property
-    def normal(self) -> frozenset[str]:
+    def normal_sites(self) -> frozenset[str]:
         """Names of the sites that are drawn from normal distributions."""
-        return frozenset(name for name, site in self._guided if normal_size(site["fn"]))
+        return frozenset(name for name, site in self._guided if normal_event_size(site["fn"]))
 
     @cached_property
-    def has_others(self) -> bool:
+    def has_nonnormal_sites(self) -> bool:
         """Whether any client-specific latent site has a distribution that is not normal."""
         distributions = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
-        return any(not is_point(fn) and not normal_size(fn) for fn in distributions)
+        return any(not is_point(fn) and not normal_event_size(fn) for fn in distributions)
 
     @cached_property
-    def sizes(self) -> tuple[int, int]:
-        """Return the numbers of normal variables: in shared and in client-specific sites."""
+    def normal_counts(self) -> tuple[int, int]:
+        """Numbers of normal variables: in shared and in client-specific sites.
+
+        Raises:
+            CannotCorrect: if importance sampling cannot correct draws of this guide.
+        """
+        self._refuse_uncorrectable()
+        is_shared = {n: matches(n, self.method.shared) for n, _ in self._guided}
+        num_shared = sum(normal_event_size(s["fn"]) for n, s in self._guided if is_shared[n])
+        return num_shared, sum(normal_event_size(s["fn"]) for _, s in self._guided) - num_shared
+
+    def _refuse_uncorrectable(self) -> None:
+        """Raise CannotCorrect for a guide without density, and for too many or other variables."""
         sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
         if all(is_point(s["fn"]) for _, s in self._guided):
             raise CannotCorrect(
@@ -113,17 +124,15 @@ class GuidedSites:
                 "the guide selects among draws of the server, which have no density",
                 "use the draws as they are, with corrected=False",
             )
-        if (variables := sum(s["value"][0, 0].numel() for s in sites.values())) > LARGEST:
+        if (variables := sum(s["value"][0, 0].numel() for s in sites.values())) > MAX_VARIABLES:
             raise CannotCorrect(
                 f"a client has {variables:,} variables",
-                f"at most {LARGEST:,} can be weighted; reduce the model or use corrected=False",
+                f"at most {MAX_VARIABLES:,} can be weighted; reduce the model or use "
+                "corrected=False",
             )
-        common = {n: s["fn"] for n, s in self._guided if matches(n, self.method.shared)}
-        for name, fn in common.items():
-            if not is_point(fn) and not normal_size(fn):
+        for name, fn in ((n, s["fn"]) for n, s in self._guided if matches(n, self.method.shared)):
+            if not is_point(fn) and not normal_event_size(fn):
                 raise CannotCorrect(
                     f"the guide draws the shared {name!r} from a {type(fn).__name__}",
                     "use a normal distribution or a transformed one for it",
                 )
-        num_shared = sum(map(normal_size, common.values()))
-        return num_shared, sum(normal_size(s["fn"]) for _, s in self._guided) - num_shared

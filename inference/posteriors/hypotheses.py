@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyrofl.arguments import check_name
-from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS, coordinates, import_arviz
 from pyrofl.inference.posteriors.summary import variable_labels
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def hypotheses(
     posterior = draws["posterior"]
     entries: dict[str, NDArray[Any]] = {}
     for name, label in variable_labels(posterior, names).items():
-        value = posterior[name].transpose(*SAMPLES, ...)
-        for entry, at in coordinates(value.isel(dict.fromkeys(SAMPLES, 0), drop=True)):
+        value = posterior[name].transpose(*SAMPLE_DIMS, ...)
+        for entry, at in coordinates(value.isel(dict.fromkeys(SAMPLE_DIMS, 0), drop=True)):
             entries[label + entry.removeprefix(name)] = value.values[(..., *at.values())]
     every = [statements] if isinstance(statements, str) else list(statements)
     ends = (1 - prob) / 2, (1 + prob) / 2

@@ -20,32 +20,33 @@ from pyrofl.inference.definition.rejection import SINGULAR
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.guided_sites import MIN_DRAWS, GuidedSites, NoUsableDraws
 from pyrofl.inference.posteriors.proposals import (
-    FEWER,
+    LIST_DEGREES_OF_FREEDOM,
     Listed,
     ProposalMixture,
     ServerDraws,
     effective,
-    nearer,
+    refit_proposal,
 )
-from pyrofl.inference.posteriors.tail_shapes import difference, weighted
+from pyrofl.inference.posteriors.tail_shapes import difference, smooth_with_shape
 from pyrofl.tensors import Tensors, seeded
 
-TURNS = 4  # maximum adaptations of the t distribution
-PILOT, EVEN = 60, 0.9  # pilot values of g per entry; fraction of effective draws that suffices
-HEAVY = 0.5  # Pareto k above which weights have no finite variance
-ADAPTED = 2  # maximum t distributions near a list of draws
-GAIN = 1.25  # relative gain of the effective sample size below which adaptation stops
-MANY = 64  # maximum draws of z
+MAX_ADAPTATIONS = 4  # maximum adaptations of the t distribution
+# Pilot values of g per entry; fraction of effective draws that suffices.
+PILOT_DRAWS_PER_ENTRY, SUFFICIENT_ESS_FRACTION = 60, 0.9
+INFINITE_VARIANCE_K = 0.5  # Pareto k above which weights have no finite variance
+MAX_LIST_PROPOSALS = 2  # maximum t distributions near a list of draws
+MIN_ESS_GAIN = 1.25  # relative gain of the effective sample size below which adaptation stops
+MAX_CLIENT_DRAWS = 64  # maximum draws of z
 MIN_ESS = 400  # required effective sample size
-ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
-MOST_TRIED = 4000  # maximum values of g, unless more draws are requested
+CONVERGENCE_ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
+MAX_TRIED = 4000  # maximum values of g, unless more draws are requested
 MAX_RELIABLE_K = 0.7  # Pareto k above which weights are unreliable
-FEWEST = 100  # effective sample size from which the error of an estimate is known
-EXISTS = 1.0  # Pareto k below which an estimate has a mean
+MIN_ESS_OF_ERROR = 100  # effective sample size from which the error of an estimate is known
+FINITE_MEAN_K = 1.0  # Pareto k below which an estimate has a mean
 DIFFER = "two sets of draws differ beyond their Monte Carlo errors"
 UNCHECKED = "no t distribution is near enough to show whether the server's draws lack a tail"
-LOWEST = -1e300  # log weight of draws that have no density
-NOISE = 0.2  # variance of log w that the draws of z may add
+MIN_LOG_WEIGHT = -1e300  # log weight of draws that have no density
+MAX_ADDED_VARIANCE = 0.2  # variance of log w that the draws of z may add
 
 
 class Request(NamedTuple):
@@ -124,7 +125,7 @@ class Weighing:
     def together(self) -> WeightedDraws:
         """Weigh draws of the shared sites; draws of own sites are those of the last exchanges."""
         try:
-            return self._of_list() if self.guided.listed else self._of_noise()
+            return self._of_list() if self.guided.num_listed_draws else self._of_noise()
         except SINGULAR as error:
             raise NoUsableDraws(
                 "the weighted draws do not vary in some direction",
@@ -133,28 +134,34 @@ class Weighing:
 
     def _of_noise(self) -> WeightedDraws:
         """Weigh draws of a normal guide, or of t distributions nearer to the posterior."""
-        size = self.guided.sizes[0]
-        draws = [self.guided.least] * len(self.rows)
+        size = self.guided.normal_counts[0]
+        draws = [self.guided.min_draws] * len(self.rows)
         zero = torch.zeros(size, dtype=torch.float64)
         proposal: Any = dist.Normal(zero, 1.0).to_event(1)
         worth, count = 0.0, self.count
-        for _ in range(TURNS if size else 0):
+        for _ in range(MAX_ADAPTATIONS if size else 0):
             # Pilot runs locate the posterior and determine the number of draws of z.
-            e, reply, ratio = self._tried(proposal, PILOT * (size + 2), draws, sets=2)
-            log_w, _ = weighted(ratio)
+            e, reply, ratio = self._tried(
+                proposal, PILOT_DRAWS_PER_ENTRY * (size + 2), draws, sets=2
+            )
+            log_w, _ = smooth_with_shape(ratio)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
             draws, count = self._enough(reply, w, draws), self._needed(log_w)
-            if worth > EVEN * len(w):
+            if worth > SUFFICIENT_ESS_FRACTION * len(w):
                 break
-            proposal = nearer(proposal, e, w)
-            if worth < GAIN * before:
+            proposal = refit_proposal(proposal, e, w)
+            if worth < MIN_ESS_GAIN * before:
                 break
-        for _ in range(TURNS):
+        for _ in range(MAX_ADAPTATIONS):
             e, reply, ratio = self._tried(proposal, count, draws)
-            log_w, k = weighted(ratio)
-            if k < HEAVY or not size or effective(log_w) > EVEN * count:
+            log_w, k = smooth_with_shape(ratio)
+            if (
+                k < INFINITE_VARIANCE_K
+                or not size
+                or effective(log_w) > SUFFICIENT_ESS_FRACTION * count
+            ):
                 break
-            proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
+            proposal = refit_proposal(proposal, e, log_w.exp())  # few draws may have missed a tail
         return _weighed(reply.values, log_w, k)
 
     def _of_list(self) -> WeightedDraws:
@@ -164,12 +171,15 @@ class Weighing:
         draws are needed. They end once they agree with those before; see `ProposalMixture`. Where
         the list lacks a mode, neither shows it, so that points elsewhere follow; see `ModeSearch`.
         """
-        source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
-        _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
-        log_w, _ = weighted(ratio)
+        source, draws = (
+            Listed(self.guided.num_listed_draws),
+            [self.guided.min_draws] * len(self.rows),
+        )
+        _, reply, ratio = self._tried(source, PILOT_DRAWS_PER_ENTRY, draws, sets=2)
+        log_w, _ = smooth_with_shape(ratio)
         draws, count = self._enough(reply, log_w.exp(), draws), self._needed(log_w)
         e, reply, ratio = self._tried(source, count, draws)
-        log_w, k = weighted(ratio)
+        log_w, k = smooth_with_shape(ratio)
         if self.listed is None:
             return _weighed(reply.values, log_w, k)
         draws = [max(k, MIN_DRAWS) for k in draws]  # for the tails, where the guide of z is worst
@@ -177,23 +187,29 @@ class Weighing:
         mixture = ProposalMixture(
             self.listed, self.listed.noise[at], self.listed.log_density[at], ratio
         )
-        even = float(effective(log_w)) > EVEN * len(e)
+        even = float(effective(log_w)) > SUFFICIENT_ESS_FRACTION * len(e)
         values, near, doubt = reply.values, None, ""
-        for _ in range(ADAPTED):
-            near, before = nearer(near, mixture.noise, log_w.exp(), FEWER), log_w
+        for _ in range(MAX_LIST_PROPOSALS):
+            near, before = (
+                refit_proposal(near, mixture.noise, log_w.exp(), LIST_DEGREES_OF_FREEDOM),
+                log_w,
+            )
             noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
             server, level = self._listed_at(noise)
             places = Listed(len(noise)).sample((len(noise),))
             reply = self.exchange(Request(places, draws, server=server, more=True))
             mixture = mixture.extended(near, noise, level, _ratio(reply))
             values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
-            (log_w, k), (last, last_k) = weighted(mixture.log_weights()), weighted(mixture.last())
-            if last_k < EXISTS and float(effective(last)) > FEWEST:
+            (log_w, k), (last, last_k) = (
+                smooth_with_shape(mixture.log_weights()),
+                smooth_with_shape(mixture.last()),
+            )
+            if last_k < FINITE_MEAN_K and float(effective(last)) > MIN_ESS_OF_ERROR:
                 which = difference(values, before, last)
                 doubt = f"{DIFFER} ({which})" if which else ""
             else:
                 doubt = "" if even else UNCHECKED
-            if k < HEAVY and not doubt:
+            if k < INFINITE_VARIANCE_K and not doubt:
                 break
         elsewhere = self.listed.elsewhere
         if elsewhere is None:
@@ -214,12 +230,14 @@ class Weighing:
         """
         assert self.listed is not None
         server, level = self.listed.listed_at(noise)
-        return server, level.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
+        return server, level.nan_to_num(
+            nan=MIN_LOG_WEIGHT, posinf=MIN_LOG_WEIGHT, neginf=MIN_LOG_WEIGHT
+        )
 
     def _needed(self, log_w: Tensor) -> int:
         """Return the number of draws to weigh, given log weights of few."""
         count = int(1.5 * MIN_ESS * len(log_w) / float(effective(log_w)))
-        return max(self.count, min(MOST_TRIED, count))
+        return max(self.count, min(MAX_TRIED, count))
 
     def _sampled(self, proposal: Any, count: int) -> Tensor:
         """Draw noise of the shared sites from a proposal."""
@@ -244,11 +262,15 @@ class Weighing:
         as K^-ORDER.
         """
         noise = torch.stack([(w @ one.noise).sum() for one in reply.terms])
-        part = 1 / (1 + ORDER)
-        one = noise.double() * torch.tensor(draws).double() ** ORDER  # the variance of a draw
+        part = 1 / (1 + CONVERGENCE_ORDER)
+        one = (
+            noise.double() * torch.tensor(draws).double() ** CONVERGENCE_ORDER
+        )  # the variance of a draw
         total = (one**part * self.rows ** (1 - part)).sum()
-        many = (one / self.rows) ** part * (total / NOISE) ** (1 / ORDER)
-        enough: list[int] = many.clamp(self.guided.least, MANY).ceil().int().tolist()
+        many = (one / self.rows) ** part * (total / MAX_ADDED_VARIANCE) ** (1 / CONVERGENCE_ORDER)
+        enough: list[int] = (
+            many.clamp(self.guided.min_draws, MAX_CLIENT_DRAWS).ceil().int().tolist()
+        )
         return enough
 
 
@@ -264,7 +286,7 @@ def _ratio(reply: TermsReply) -> Tensor:
             "no draw of the guide has a density under the model",
             "fit more rounds to bring the guide closer to the posterior",
         )
-    return ratio.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
+    return ratio.nan_to_num(nan=MIN_LOG_WEIGHT, posinf=MIN_LOG_WEIGHT, neginf=MIN_LOG_WEIGHT)
 
 
 def _weighed(

@@ -33,32 +33,35 @@ from pyrofl.data import Federation
 from pyrofl.inference.definition.elbo import (
     latent,
     log_densities,
+    normal_event_size,
     observed,
     per_draw,
     traces,
     weighed,
 )
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.posteriors.client_groups import normal_size
-from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.export import smooth_weights
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
 from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import synchronized
 
-PAIRS, DRAWS, CLIENT_DRAWS = 400, 500, 8  # antithetic pairs; weighted draws of g, and of z for each
-WIDER, FEW = 2.0, 5  # scale of the weighted draws of g, and its maximum number of variables
-NOISE = 0.5  # variance of log w that the draws of z may add
-OFF, ERRORS = 0.1, 4  # tolerated step, in standard deviations, and its standard errors
+# Antithetic pairs; weighted draws of g, and of z for each.
+NUM_PAIRS, NUM_DRAWS, NUM_CLIENT_DRAWS = 400, 500, 8
+# Scale of the weighted draws of g, and its maximum number of variables.
+PROPOSAL_SCALE, MAX_WEIGHTED_VARIABLES = 2.0, 5
+MAX_ADDED_VARIANCE = 0.5  # variance of log w that the draws of z may add
+# Tolerated step, in standard deviations, and its standard errors.
+MAX_STEP, MAX_STEP_ERRORS = 0.1, 4
 MAX_RELIABLE_K = 0.7  # Pareto k above which weights are unreliable
-LARGEST = 200  # maximum number of shared variables
-CELLS = 1_000_000  # maximum copies of rows in one run of the programs
+MAX_SHARED_VARIABLES = 200  # maximum number of shared variables
+MAX_CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
 
 class Normal(NamedTuple):
@@ -82,13 +85,13 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
-    facts = (fact for _, fact in of_kind(method.metadata.tensors, Moments))
+    facts = (fact for _, fact in metadata_of_class(method.metadata.tensors, Moments))
     moments = next((fact for fact in facts if fact.optimal), None)
     rows = int(data.sizes[: data.clients].max())
-    if moments is None or moments.optimal is None or 2 * PAIRS * rows > CELLS:
+    if moments is None or moments.optimal is None or 2 * NUM_PAIRS * rows > MAX_CELLS:
         return None
     sites = {n: mean.numel() for n, (mean, _) in moments.compute(state.server).items()}
-    if (d := sum(sites.values())) > LARGEST:
+    if (d := sum(sites.values())) > MAX_SHARED_VARIABLES:
         return None
     normal = Normal(*moments.optimal, sites)
     spec = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
@@ -96,7 +99,9 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
     clients = {data.names[int(i)]: (r, local, data.batch(i)) for i, r, local, _ in some}
     key = int(torch.randint(2**62, (), generator=stream(seed, Stream.TEST, state.number)))
     off = _off(method, normal, clients, key)
-    is_small = d <= FEW and DRAWS * CLIENT_DRAWS * rows <= CELLS and not off
+    is_small = (
+        d <= MAX_WEIGHTED_VARIABLES and NUM_DRAWS * NUM_CLIENT_DRAWS * rows <= MAX_CELLS and not off
+    )
     return OptimumGap(off, _note(method, normal, clients, key + 1) if is_small else "")
 
 
@@ -113,7 +118,7 @@ class AntitheticNoise(Messenger):
         self.common, self.local = generator("shared", key), generator("own", key, client)
 
     def _pyro_sample(self, msg: Any) -> None:
-        if not is_unset_latent(msg) or not (size := normal_size(msg["fn"])):
+        if not is_unset_latent(msg) or not (size := normal_event_size(msg["fn"])):
             return
         fn, is_shared = msg["fn"], matches(msg["name"], self.shared)
         again, source = (self.again, self.common) if is_shared else (1, self.local)
@@ -156,17 +161,17 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         # As many equal clients as draws, [2 PAIRS, *p].
-        local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
+        local = {n: v.expand(2 * NUM_PAIRS, *v.shape[1:]) for n, v in client[1].items()}
         moving = [local[n].detach().clone().requires_grad_() for n in (normal.mean, normal.root)]
         local |= dict(zip((normal.mean, normal.root), moving, strict=True))
         with torch.enable_grad():
             local_ratio, shared, _ = _said(
-                method, client, local, 2 * PAIRS, AntitheticNoise(method.shared, key, name)
+                method, client, local, 2 * NUM_PAIRS, AntitheticNoise(method.shared, key, name)
             )
             loss = -(local_ratio + shared / len(clients)).sum()
             grads = torch.autograd.grad(loss, moving)
         # Gradients by mean [PAIRS, n] and root, averaged over antithetic pairs.
-        pairs = [v.unflatten(0, (2, PAIRS)).mean(0) for v in grads]
+        pairs = [v.unflatten(0, (2, NUM_PAIRS)).mean(0) for v in grads]
         total = (
             (pairs[0], pairs[1]) if total is None else (total[0] + pairs[0], total[1] + pairs[1])
         )
@@ -185,36 +190,36 @@ def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int
         step, growth = -root * mean, -root * spread / 2
     changes = []
     for what, way in (("mean", step), ("sd", growth)):
-        value, error = way.mean(0), way.std(0) / PAIRS**0.5
-        surely = value.abs() - ERRORS * error
+        value, error = way.mean(0), way.std(0) / NUM_PAIRS**0.5
+        surely = value.abs() - MAX_STEP_ERRORS * error
         at = int(surely.argmax())
         changes.append((float(surely[at]), what, float(value[at]), float(error[at]), at))
     most, what, value, error, at = max(changes)
-    if not most > OFF:
+    if not most > MAX_STEP:
         return ""
     return f"the {what} of {_site(normal, at)} by {abs(value):.2g} (+- {error:.1g}) sd"
 
 
 def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: int) -> str:
     """Describe by importance weights if the guide is too narrow or too wide, else return ""."""
-    copies, values = DRAWS * CLIENT_DRAWS, {}
-    log_w = doubt = guide_log_w = torch.zeros(DRAWS, dtype=torch.float64)
+    copies, values = NUM_DRAWS * NUM_CLIENT_DRAWS, {}
+    log_w = doubt = guide_log_w = torch.zeros(NUM_DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
         local = {n: v.expand(copies, *v.shape[1:]) for n, v in client[1].items()}  # [copies, *p]
         with torch.no_grad():
-            noise = AntitheticNoise(method.shared, key, name, CLIENT_DRAWS, WIDER)
+            noise = AntitheticNoise(method.shared, key, name, NUM_CLIENT_DRAWS, PROPOSAL_SCALE)
             local_ratio, shared, q = _said(method, client, local, copies, noise)
-        each = local_ratio.reshape(DRAWS, CLIENT_DRAWS).double()  # [DRAWS, CLIENT_DRAWS]
-        log_w = log_w + each.logsumexp(1) - math.log(CLIENT_DRAWS)  # [DRAWS]
-        doubt = doubt + each.softmax(1).var(1) * CLIENT_DRAWS
+        each = local_ratio.reshape(NUM_DRAWS, NUM_CLIENT_DRAWS).double()  # [DRAWS, CLIENT_DRAWS]
+        log_w = log_w + each.logsumexp(1) - math.log(NUM_CLIENT_DRAWS)  # [DRAWS]
+        doubt = doubt + each.softmax(1).var(1) * NUM_CLIENT_DRAWS
         if not i:
             guide_log_w = torch.as_tensor(noise.log_w).double()
-            log_w = log_w + shared.reshape(DRAWS, CLIENT_DRAWS)[:, 0].double() + guide_log_w
+            log_w = log_w + shared.reshape(NUM_DRAWS, NUM_CLIENT_DRAWS)[:, 0].double() + guide_log_w
             values = {n: s["value"] for n, s in latent(q) if n in normal.sites}
-    if not bool(log_w.isfinite().all()) or not (log_w.softmax(0) @ doubt) < NOISE:
+    if not bool(log_w.isfinite().all()) or not (log_w.softmax(0) @ doubt) < MAX_ADDED_VARIANCE:
         return ""
     try:
-        weights, k = smoothed(log_w)
+        weights, k = smooth_weights(log_w)
     except ImportError:  # ArviZ is not installed
         return ""
     if k > MAX_RELIABLE_K:
@@ -222,12 +227,12 @@ def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: in
     share, ess, odd = weights.exp(), float(effective(weights)), []
     guide = guide_log_w.softmax(0)
     for n, v in values.items():
-        flat = v.reshape(DRAWS, CLIENT_DRAWS, -1)[:, 0].double()  # [DRAWS, p]
+        flat = v.reshape(NUM_DRAWS, NUM_CLIENT_DRAWS, -1)[:, 0].double()  # [DRAWS, p]
         wide, guide_sd = ((w @ (flat - w @ flat).square()).sqrt() for w in (share, guide))
         ratio = guide_sd / wide
         surely = ratio.log().abs() - 2 / (2 * ess) ** 0.5
         at = int(surely.argmax())
-        if surely[at] > OFF:
+        if surely[at] > MAX_STEP:
             odd.append((float(surely[at]), n, float(ratio[at])))
     if not odd:
         return ""

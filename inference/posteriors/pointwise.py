@@ -35,8 +35,8 @@ from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows
-from pyrofl.inference.posteriors.server import SiteSubstitution, of_server
+from pyrofl.inference.posteriors.draws import JointNoise, Values, is_per_row, named_draws
+from pyrofl.inference.posteriors.server import SiteSubstitution, server_sampler
 from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, matches, seeded
 from pyrofl.turns import synchronized
@@ -72,7 +72,7 @@ def pointwise(
         guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
     draws, purpose = spec.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
     source = partial(stream, spec.seed, purpose, state.number)
-    server, spec = of_server(method, state, spec, of_prior)
+    server, spec = server_sampler(method, state, spec, of_prior)
     for some, received, local, _ in single(method, data, state, ids, replace(spec, chunk_size=1)):
         client, name = (received, local, data.batch(some)), data.names[int(some)]
         noise, server_draws = (
@@ -173,7 +173,7 @@ def _results_of_chunk(
     for name, site in observed(p):
         said = {"log_likelihood": (_nan_if_masked(site), draws, 0)}
         if isinstance(site["fn"], dist.Unit):  # pyro.factor: a cost, and no data
-            said = said if of_rows(site) else {}
+            said = said if is_per_row(site) else {}
         else:
             with seeded(int(torch.randint(2**62, (), generator=source))):
                 drawn = site["fn"].sample()
@@ -183,9 +183,13 @@ def _results_of_chunk(
         for group, (value, k, event_dims) in said.items():
             # A site that is equal in all draws has no axis for them.
             value = value.expand(k, *value.shape[value.dim() - event_dims - 2 :])
-            seen[group][name] = Values(value, of_rows(site))
+            seen[group][name] = Values(value, is_per_row(site))
     weights = {n: Values(v[..., None], False) for n, v in density.items()}  # [S, 1, 1]
-    latent_values = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
+    latent_values = {
+        "posterior": named_draws(q, p, draws, 1),
+        "log_prior": prior,
+        "density": weights,
+    }
     return latent_values | seen
 
 

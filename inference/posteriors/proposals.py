@@ -13,16 +13,17 @@ from torch import Generator, Tensor
 
 from pyrofl.tensors import Tensors
 
-FREEDOM = 5.0  # degrees of freedom of the t distribution
-FEWER = 3.0  # of one near a list, which has draws where this has few
-REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
-WIDER = 2.0  # scale of the wider normal of a mixture
-PER = 4  # rows of a regression for each of its coefficients
-BRIDGES = 50  # iterations of the ratio of normalizing constants
+DEGREES_OF_FREEDOM = 5.0  # degrees of freedom of the t distribution
+LIST_DEGREES_OF_FREEDOM = 3.0  # of one near a list, which has draws where this has few
+MAX_MODE_STEP = 4.0  # maximum step to a mode, in the guide's standard deviations
+WIDER_NORMAL_SCALE = 2.0  # scale of the wider normal of a mixture
+ROWS_PER_COEFFICIENT = 4  # rows of a regression for each of its coefficients
+BRIDGE_ITERATIONS = 50  # iterations of the ratio of normalizing constants
 MODE_DISTANCE = 4.0  # least distance of two modes, in standard deviations of the draws
 # Part of a line from which draws are near its end; least share of these.
 LINE_PART_NEAR_END, MIN_SHARE_NEAR_END = 0.75, 0.01
-LOWER, DIP = 5.0, 2.0  # log density of a second mode below the first, and of the middle below both
+# Log density of a second mode below the first, and of the middle below both.
+MAX_MODE_DEPTH, MIN_VALLEY_DEPTH = 5.0, 2.0
 
 
 def effective(log_w: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def effective(log_w: Tensor) -> Tensor:
     return 1 / log_w.exp().square().sum()
 
 
-def resampled(log_w: Tensor, draws: int, source: Generator) -> Tensor:
+def resample_indices(log_w: Tensor, draws: int, source: Generator) -> Tensor:
     """Return the indices of draws resampled systematically by their log weights [S]."""
     edges = log_w.exp().cumsum(0)
     at = (torch.arange(draws) + torch.rand((), generator=source)) / draws * edges[-1]
@@ -38,7 +39,7 @@ def resampled(log_w: Tensor, draws: int, source: Generator) -> Tensor:
     return torch.searchsorted(edges, at.to(edges)).clamp(max=len(edges) - 1)[order]
 
 
-def nearer(proposal: Any, e: Tensor, w: Tensor, freedom: float = FREEDOM) -> Any:
+def refit_proposal(proposal: Any, e: Tensor, w: Tensor, freedom: float = DEGREES_OF_FREEDOM) -> Any:
     """Return a Student's t proposal with moments moved toward those of weighted draws.
 
     The draws are noise [S, d]; `freedom` are the degrees of freedom.
@@ -106,8 +107,8 @@ class ModeSearch(NamedTuple):
         ends = torch.tensor([1, *(count for _, count in self.paths)]).cumsum(0).tolist()
         for (change, _), start, end in zip(self.paths, ends, ends[1:], strict=False):
             level = log_p[start:end]
-            valley = torch.cummin(level, 0).values < torch.minimum(level, draw) - DIP
-            seen = far[start:end] & (level > draw - LOWER) & valley
+            valley = torch.cummin(level, 0).values < torch.minimum(level, draw) - MIN_VALLEY_DEPTH
+            seen = far[start:end] & (level > draw - MAX_MODE_DEPTH) & valley
             if any(
                 not self._is_reached(start + i, draws, weights)
                 for i in seen.nonzero()[:, 0].tolist()
@@ -217,7 +218,7 @@ def bridge(first: Tensor, second: Tensor) -> Tensor:
     s, t = math.log(len(first)), math.log(len(second))
     more = t - s  # log ratio of the numbers of draws
     level = first.logsumexp(0) - s
-    for _ in range(BRIDGES):
+    for _ in range(BRIDGE_ITERATIONS):
         above = (first - torch.logaddexp(first + more, level)).logsumexp(0) - s
         level = above - (-torch.logaddexp(second + more, level)).logsumexp(0) + t
     return level
@@ -233,7 +234,7 @@ class ModeRegression:
     @classmethod
     def of(cls, noise: Tensor, modes: Tensor) -> ModeRegression:
         """Regress modes of clients' noise [S, C, n] on shared noise [S, d], by least squares."""
-        squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
+        squares = ROWS_PER_COEFFICIENT * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)
         # A ridge of a small part of the rows' weight, as features may be collinear.
         ridge = 1e-6 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
@@ -241,11 +242,11 @@ class ModeRegression:
         return cls(slopes.unflatten(1, modes.shape[1:]), squares)
 
     def __call__(self, noise: Tensor) -> Tensor:
-        """Predict modes of noise [S, C, n] from shared noise [S, d]; limit norms to `REACH`."""
+        """Predict modes of noise [S, C, n] from shared noise [S, d], with bounded norms."""
         modes = _features(noise, self.squares) @ self.slopes.flatten(1)
         modes = modes.unflatten(1, self.slopes.shape[1:])
         length = torch.linalg.vector_norm(modes, dim=-1, keepdim=True)
-        bounded: Tensor = modes * (REACH / length.clamp(min=REACH))
+        bounded: Tensor = modes * (MAX_MODE_STEP / length.clamp(min=MAX_MODE_STEP))
         return bounded
 
 
@@ -285,7 +286,7 @@ def lattice(shift: Tensor, draws: int) -> Tensor:
     return noise
 
 
-def around(
+def draw_around_modes(
     mode: Tensor, root: Tensor, shifts: Tensor, draws: int, share: float
 ) -> tuple[Tensor, Tensor]:
     """Return draws of clients' noise around its modes, in sets, and their log weights.
@@ -307,10 +308,12 @@ def around(
     n = mode.shape[-1]
     wide = draws if share == 1 else max(1, draws // 8)
     narrow, wider = lattice(shifts[..., 0, :], draws - wide), lattice(shifts[..., 1, :], wide)
-    inner = torch.cat([narrow, WIDER * wider], -2).flatten(2, 3)  # [S, C, sets * draws, n]
+    inner = torch.cat([narrow, WIDER_NORMAL_SCALE * wider], -2).flatten(
+        2, 3
+    )  # [S, C, sets * draws, n]
     noise = mode[:, :, None] + inner @ root.mT
     near = -inner.square().sum(-1) / 2
-    far = near / WIDER**2 - n * math.log(WIDER)
+    far = near / WIDER_NORMAL_SCALE**2 - n * math.log(WIDER_NORMAL_SCALE)
     parts = near.new_tensor([1 - share, share])
     log_r = torch.logaddexp(parts[0].log() + near, parts[1].log() + far)
     points = torch.tensor([draws - wide, wide])

@@ -14,7 +14,7 @@ from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import Groups, Variable
-from pyrofl.inference.posteriors.export import STOPPED, Fact
+from pyrofl.inference.posteriors.export import EPOCH_VARIABLE, Fact
 
 
 def facts(
@@ -30,7 +30,7 @@ def facts(
     points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
     attributes: dict[str, Fact] = {
         "method": method.name or method.programs,
-        "model": how.view(method),
+        "model": how.view_name(method),
         "adaptation": how.adaptation,
         "rounds": together([run.state.number for run in runs]),
         "seed": together([_seed(run.seed) for run in runs]),
@@ -42,7 +42,7 @@ def facts(
         }
         attributes |= {"privacy": together([str(one) for one in budgets])}
     attributes |= {"points": ", ".join(points)} if points else {}
-    if os.environ.get(STOPPED):
+    if os.environ.get(EPOCH_VARIABLE):
         return attributes
     fitted = sum(record.seconds for run in runs for record in run.records)
     return attributes | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}

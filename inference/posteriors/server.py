@@ -31,7 +31,7 @@ class SiteSubstitution(Messenger):
 
 
 @synchronized
-def of_server(
+def server_sampler(
     method: Method, state: RoundState, spec: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
     """Return a function that draws latent sites from the server's own posterior.
@@ -42,7 +42,7 @@ def of_server(
 
     Other sites are drawn from the main view.
     """
-    program = getattr(method.views[spec.view(method)], "posterior", None)
+    program = getattr(method.views[spec.view_name(method)], "posterior", None)
     if program is None:
         return lambda cohort: {}, spec
     spec = replace(spec, model=method.main_view)

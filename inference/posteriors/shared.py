@@ -24,25 +24,25 @@ from pyrofl.inference.posteriors.arviz import Fitted
 from pyrofl.inference.posteriors.client_groups import (
     ClientGroup,
     GivenNoise,
-    grouped,
+    group_clients,
     groups_of_similar_size,
     is_batchable,
     log_densities_at,
 )
 from pyrofl.inference.posteriors.corrected import (
-    Correction,
+    CorrectionOutcome,
     reason_against,
     server_draw_list,
     tried_for,
     weights_with_shapes,
 )
+from pyrofl.inference.posteriors.correction_outcomes import is_unreliable
 from pyrofl.inference.posteriors.draws import draws_specification, posterior
-from pyrofl.inference.posteriors.export import SAMPLES, Fact, inference_data
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS, Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, site_draws_of_traces
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import Request, TermsReply, Weighing, Weights
-from pyrofl.inference.posteriors.outcomes import untrusted
-from pyrofl.inference.posteriors.proposals import resampled
+from pyrofl.inference.posteriors.proposals import resample_indices
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.tensors import Tensors, matches
 from pyrofl.turns import synchronized
@@ -114,7 +114,10 @@ def corrected_shared(
         return SharedDraws()
     spec = draws_specification(run.method, {"seed": run.seed, "draws": draws})
     run.record_correction("")  # of an earlier one
-    correction, everyone = Correction(None, False, run.status), torch.arange(run.data.clients)
+    correction, everyone = (
+        CorrectionOutcome(None, False, run.status),
+        torch.arange(run.data.clients),
+    )
     reason = reason or reason_against(run.method, run.data, everyone, spec)
 
     def weigh() -> tuple[SharedDraws | None, Weights]:
@@ -168,10 +171,10 @@ def _weighed(
     near = server_draw_list(method, run.state, spec, initial_guide[0])
     count = tried_for(method, draws)
     weighed = Weighing(initial_guide[0], longest.double(), exchange, common, count, near).together()
-    if bool(untrusted(weighed.weights).any()):
+    if bool(is_unreliable(weighed.weights).any()):
         return None, weighed.weights
     diagnostics = weights_with_shapes(weighed)
-    index = resampled(weighed.log_w, draws, common)
+    index = resample_indices(weighed.log_w, draws, common)
     values = {n: v[index] for n, v in weighed.values.items()}
     corrected = SharedDraws(
         values, diagnostics=diagnostics, log_w=weighed.log_w, resampled_index=index
@@ -183,14 +186,16 @@ def _shared_values_at_noise(
     run: Fitted, guided: GuidedSites, single: ClientGroup, e: Tensor
 ) -> tuple[Tensors, Tensors]:
     """Return log densities [S, 1] and values [S, *p] of shared sites at their noise [S, d]."""
-    none = e.new_zeros(len(e), 1, guided.sizes[1])
+    none = e.new_zeros(len(e), 1, guided.normal_counts[1])
     with torch.no_grad():
         log_densities, q, p = log_densities_at(
-            run.method, single, GivenNoise(run.method.shared, guided.normal, e, none)
+            run.method, single, GivenNoise(run.method.shared, guided.normal_sites, e, none)
         )
     sites = site_draws_of_traces(q, p, len(e), 1).items()
     return log_densities, {
-        n: v.value[:, 0] if guided.latent.get(n) else v.value[:, 0, 0]  # of a plate, all places
+        n: v.value[:, 0]
+        if guided.in_plate_by_site.get(n)
+        else v.value[:, 0, 0]  # of a plate, all places
         for n, v in sites
         if matches(n, run.method.shared)
     }
@@ -200,7 +205,7 @@ def _one_blank_client(
     run: Fitted, bare: Federation, stateless: RoundState, ids: Tensor, spec: EvaluationSpec
 ) -> ClientGroup:
     """Return one client with rows of zeros and no state."""
-    return grouped(run.method, bare, stateless, ids, spec)[0]
+    return group_clients(run.method, bare, stateless, ids, spec)[0]
 
 
 def _outline_with_sizes(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:
@@ -223,7 +228,7 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, shared_draws: SharedDraws | 
     values = shared_draws.values | derived_of(run.method, shared_draws.values)
     named, coords = axes_of(run.method)
     axes = {
-        name: (*SAMPLES, *named.get(name, [f"{name}_dim_{i}" for i in range(value.dim() - 1)]))
+        name: (*SAMPLE_DIMS, *named.get(name, [f"{name}_dim_{i}" for i in range(value.dim() - 1)]))
         for name, value in values.items()
     }
     groups = {"posterior": {n: v[None] for n, v in values.items()}}

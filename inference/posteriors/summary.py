@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl.arguments import check_name
-from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS, coordinates, import_arviz
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +55,7 @@ def summarize(
         value = posterior[name]
         bulk, tail = (_of(arviz.ess, value, method=kind) for kind in ("bulk", "tail"))
         r_hat = _of(arviz.rhat, value) if chains > 1 else np.full(bulk.shape, np.nan)
-        draws = value.stack(draws=SAMPLES).transpose("draws", ...)
+        draws = value.stack(draws=SAMPLE_DIMS).transpose("draws", ...)
         cuts = draws.quantile([0.5, *ends], "draws").values
         columns = [draws.mean("draws").values, draws.std("draws", ddof=1).values, *cuts]
         columns += [bulk, tail, r_hat]
@@ -91,7 +91,9 @@ def variable_labels(posterior: Any, names: Mapping[str, str] | None) -> Mapping[
 def _of(function: Any, value: xarray.DataArray, **how: Any) -> np.ndarray:
     """Return a diagnostic of ArviZ for each entry of a variable."""
     values = function(value.to_dataset(name="value"), **how)["value"]
-    diagnostic: np.ndarray = values.transpose(*(d for d in value.dims if d not in SAMPLES)).values
+    diagnostic: np.ndarray = values.transpose(
+        *(d for d in value.dims if d not in SAMPLE_DIMS)
+    ).values
     return diagnostic
 
 

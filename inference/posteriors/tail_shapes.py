@@ -14,18 +14,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.posteriors.export import TAIL, smoothed
+from pyrofl.inference.posteriors.export import MAX_TAIL_FRACTION, smooth_weights
 from pyrofl.tensors import Tensors
 
 ENDS = 0.025, 0.975  # probabilities below the ends of an interval
 ESTIMATE = "estimate"  # axis of these, in sample_stats
 ESTIMATES = ("mean", "sd", *(f"{100 * end:g}%" for end in ENDS))
-SURE = 3.0  # standard errors by which two estimates differ more than they may
+MAX_STANDARD_ERRORS = 3.0  # standard errors by which two estimates differ more than they may
 # Difference of means, in standard deviations, and ratio of these.
 MAX_MEAN_DIFFERENCE, MAX_SD_RATIO = 0.1, 1.1
-CONSTANT = 1e-9  # relative standard deviation of coordinates that do not vary but by rounding
-LESS = 3.0  # the largest value is below a third of its expectation with probability 3%
-CELLS = 10_000_000  # numbers in a tensor
+# Relative standard deviation of coordinates that do not vary but by rounding.
+CONSTANT_TOLERANCE = 1e-9
+# The largest value is below a third of its expectation with probability 3%.
+LARGEST_VALUE_FACTOR = 3.0
+MAX_CELLS = 10_000_000  # numbers in a tensor
 
 
 class MomentEstimates(NamedTuple):
@@ -46,7 +48,7 @@ def shapes(x: Tensor, log_w: Tensor, k: float) -> Tensor:
         k: shape of the weights.
     """
     flat, w = x.double().reshape(len(x), -1), log_w.exp()
-    step = max(1, CELLS // len(flat))
+    step = max(1, MAX_CELLS // len(flat))
     parts = [_shapes(part, w).clamp(min=k) for part in flat.split(step, 1)]
     return torch.cat(parts, 1).view(len(ESTIMATES), *x.shape[1:])
 
@@ -60,9 +62,9 @@ def _shapes(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack([mean, sd, bounded, bounded])
 
 
-def weighted(log_weights: Tensor) -> tuple[Tensor, float]:
+def smooth_with_shape(log_weights: Tensor) -> tuple[Tensor, float]:
     """Return Pareto-smoothed, normalized log weights [S], and their shape, see `_bounded`."""
-    log_w, k = smoothed(log_weights)
+    log_w, k = smooth_weights(log_weights)
     if not math.isfinite(k):
         return log_w, k
     largest = log_weights.double().softmax(0).amax()
@@ -81,7 +83,7 @@ def _limited(shape: Tensor, largest: Tensor, count: int) -> Tensor:
     With shape k below 1, the largest of S values has about S^(k - 1) of their sum. Where it has far
     less, no draw dominates, whatever shape a fit to bounded values has.
     """
-    bound = 1 + (LESS * largest).log() / math.log(count)
+    bound = 1 + (LARGEST_VALUE_FACTOR * largest).log() / math.log(count)
     return torch.where(bound < 1, torch.minimum(shape, bound), shape)
 
 
@@ -92,7 +94,7 @@ def _shape(value: Tensor) -> Tensor:
     distribution", Technometrics 2009, with the weak prior of Pareto smoothing.
     """
     count = int((value > 0).sum(0).min())
-    size = int(min(TAIL * count, 3 * math.sqrt(count)))
+    size = int(min(MAX_TAIL_FRACTION * count, 3 * math.sqrt(count)))
     if size < 5:
         return value.new_full(value.shape[1:], -math.inf)
     top = value.topk(size + 1, 0).values.flip(0)
@@ -132,18 +134,18 @@ def difference(values: Tensors, one: Tensor, other: Tensor) -> str:
     differences = []
     for name, value in values.items():
         flat = value.double().reshape(len(value), -1)
-        flat = flat[:, flat.std(0) > CONSTANT * flat.abs().amax(0)]
+        flat = flat[:, flat.std(0) > CONSTANT_TOLERANCE * flat.abs().amax(0)]
         if not flat.shape[1]:
             continue
         a, b = estimates(flat[: len(one)], one), estimates(flat[len(one) :], other)
-        far = (a.mean - b.mean).abs() - SURE * torch.hypot(a.error, b.error)
+        far = (a.mean - b.mean).abs() - MAX_STANDARD_ERRORS * torch.hypot(a.error, b.error)
         if bool((far > MAX_MEAN_DIFFERENCE * b.sd).any()):
             at = int((far / b.sd).argmax())
             differences.append(
                 f"mean of {name} {float(a.mean[at]):.3g} and {float(b.mean[at]):.3g}"
             )
         error = torch.hypot(a.sd_error, a.sd / b.sd * b.sd_error)
-        far = (a.sd - b.sd).abs() - SURE * error
+        far = (a.sd - b.sd).abs() - MAX_STANDARD_ERRORS * error
         if bool((far > (MAX_SD_RATIO - 1) * b.sd).any()):
             at = int((far / b.sd).argmax())
             differences.append(f"sd of {name} {float(a.sd[at]):.3g} and {float(b.sd[at]):.3g}")

@@ -26,8 +26,8 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.tensors import Tensors, matches, pick
 from pyrofl.turns import synchronized
 
-CLIENTS = 8  # at most
-CHANGED = 0.1  # median |log| of learned scales; change of a mean, in standard deviations
+MAX_CLIENTS = 8  # at most
+MIN_CHANGE = 0.1  # median |log| of learned scales; change of a mean, in standard deviations
 
 
 @synchronized
@@ -36,7 +36,7 @@ def unlearned_widths(method: Method, data: Federation, state: RoundState, seed: 
     guide = method.guide
     if not (isinstance(guide, Guide) and guide.random):
         return ""
-    ids = state.seen.cpu().nonzero()[:, 0][:CLIENTS]
+    ids = state.seen.cpu().nonzero()[:, 0][:MAX_CLIENTS]
     steps = (u for phase in method.phases for u in phase.updates if isinstance(u, GradientStep))
     learned = " ".join(step.names for step in steps)
 
@@ -55,13 +55,13 @@ def unlearned_widths(method: Method, data: Federation, state: RoundState, seed: 
             changes.setdefault(n, []).append((v / start[n]).log().abs().flatten() / 2)
             moved = max(moved, float(((mean[n] - old[n]).square() / start[n]).max().sqrt()))
     median = {n: float(torch.cat(some).median()) for n, some in changes.items()}
-    if not median or moved <= CHANGED:
+    if not median or moved <= MIN_CHANGE:
         return ""
     whole = torch.cat([change for some in changes.values() for change in some])
     typical = float(whole.median())
-    if not (float(whole.max()) > 0 and typical < CHANGED):
+    if not (float(whole.max()) > 0 and typical < MIN_CHANGE):
         return ""
-    sites = ", ".join(n for n, change in median.items() if change < CHANGED)
+    sites = ", ".join(n for n, change in median.items() if change < MIN_CHANGE)
     return (
         f"standard deviations of {sites} are still those of the start (median change "
         f"{typical:.1%}): they reflect init_scale, not the data; run more rounds, raise the "

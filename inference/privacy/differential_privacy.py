@@ -26,7 +26,13 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.budget import Privacy, PrivacyAccountant, too_large
-from pyrofl.inference.definition.metadata import CHANGES, EXACT, Factors, marked, of_kind
+from pyrofl.inference.definition.metadata import (
+    CHANGES,
+    EXACT,
+    Factors,
+    marked_names,
+    metadata_of_class,
+)
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
 from pyrofl.inference.privacy.sums import (
@@ -92,7 +98,7 @@ def private(
         raise ValueError(
             f"{method.name}: the method is private already; pass the original method, or no privacy"
         )
-    if exact := marked(method.metadata.tensors, EXACT):
+    if exact := marked_names(method.metadata.tensors, EXACT):
         raise ValueError(
             f"{method.name}: {exact} is a sum of exact statistics, which clipping and noise would "
             "break; use pvi.hierarchical with Privacy(..., where='client')"
@@ -102,7 +108,7 @@ def private(
     promise = PrivacyAccountant(
         privacy, clients, sampling, mechanism.privatize_messages if at_client else None
     )
-    changes = marked(method.metadata.tensors, CHANGES)
+    changes = marked_names(method.metadata.tensors, CHANGES)
     if changes and not at_client:
         raise ValueError(
             f"{method.name}: its server stores a tensor of each client, which noise on a sum would "
@@ -119,7 +125,7 @@ def private(
             download=download,
             metadata=replace(without_message_rules(method.metadata), privacy=promise),
         )
-    if of_kind(method.metadata.tensors, Factors):
+    if metadata_of_class(method.metadata.tensors, Factors):
         raise ValueError(
             f"{method.name}: its server needs the factor of every client, which noise on a sum "
             "would not protect; use pvi.hierarchical with Privacy(..., where='client')"

@@ -28,8 +28,8 @@ from pyrofl.arguments import Positive, check_name, checked
 from pyrofl.inference.privacy.sums import SUM, WEIGHT
 from pyrofl.tensors import Tensors, matches, role, under
 
-STEP = 2.0**-32  # of the fixed point
-FEWEST = 3  # with two clients, each could compute the other's message from the sum
+FIXED_POINT_STEP = 2.0**-32  # of the fixed point
+MIN_CLIENTS = 3  # with two clients, each could compute the other's message from the sum
 UP = "up"  # a reply's message
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -57,7 +57,7 @@ class Masks:
 
     @checked
     def mask(
-        self, reply: Mapping[str, Any], keys: Mapping[str, bytes], step: Positive = STEP
+        self, reply: Mapping[str, Any], keys: Mapping[str, bytes], step: Positive = FIXED_POINT_STEP
     ) -> dict[str, Any]:
         """Return a copy of a client's training reply with masked message and without losses.
 
@@ -77,8 +77,10 @@ class Masks:
         masked = {n: v for n, v in reply.items() if not n.startswith(("loss/", "begun/"))}
         if not bool(reply["sends"].all()):
             return masked  # the message is empty, [0, ...]
-        if len(keys) < FEWEST:
-            raise ValueError(f"keys are of {len(keys)} clients; at least {FEWEST} are required")
+        if len(keys) < MIN_CLIENTS:
+            raise ValueError(
+                f"keys are of {len(keys)} clients; at least {MIN_CLIENTS} are required"
+            )
         check_name(name, keys, "client")
         if keys[name] != self.public:
             raise ValueError(

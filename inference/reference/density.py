@@ -30,9 +30,9 @@ from pyrofl.inference.reference.joint import Joint, OnePrior
 from pyrofl.inference.training.noise import Message, is_unset_latent
 from pyrofl.tensors import Tensors
 
-EXACT = 1e-4  # relative error of log densities that count as equal
-POINTS = 3  # points at which batched densities are compared with those of single points
-LOW = 0.1  # probability of a scale below that at which the exponents are chosen
+DENSITY_TOLERANCE = 1e-4  # relative error of log densities that count as equal
+NUM_POINTS = 3  # points at which batched densities are compared with those of single points
+LOW_PROBABILITY = 0.1  # probability of a scale below that at which the exponents are chosen
 
 
 class Coordinates(NamedTuple):
@@ -144,7 +144,7 @@ class JointDensity:
     def validate(self, trace: Any) -> None:
         """Compare densities of several points at once with those of single points."""
         generator = torch.Generator().manual_seed(0)
-        w = torch.randn(POINTS, len(self.power), generator=generator, dtype=torch.float64)
+        w = torch.randn(NUM_POINTS, len(self.power), generator=generator, dtype=torch.float64)
         w = 0.5 * w.to(self.power)
         with torch.no_grad():
             each = torch.cat([self(one[None]) for one in w])
@@ -155,7 +155,7 @@ class JointDensity:
                 raise ValueError(
                     f"the program cannot run at several points at once ({first}); {REMEDY}"
                 ) from error
-        if not torch.allclose(each, together, rtol=EXACT, equal_nan=True):
+        if not torch.allclose(each, together, rtol=DENSITY_TOLERANCE, equal_nan=True):
             raise ValueError(
                 f"the program has other log densities at several points at once; {REMEDY}"
             )
@@ -240,5 +240,5 @@ def _power(w: Tensor, loc: Tensor, log_scale: Tensor) -> Tensor:
     constant = inputs[0].abs().amax(0) + inputs[1].abs().amax(0) == 0
     part = torch.where(constant, 0.0, 1 - left.square().mean(0)).clamp(0.0, 1.0)
     # The exponent that suits small scales, where the centered form is narrow.
-    ratio = (2 * inputs[1].quantile(LOW, 0)).exp()
+    ratio = (2 * inputs[1].quantile(LOW_PROBABILITY, 0)).exp()
     return part * ratio / (1 - part + part * ratio)

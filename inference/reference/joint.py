@@ -25,7 +25,7 @@ from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.posteriors.draws import Values, of_rows
+from pyrofl.inference.posteriors.draws import Values, is_per_row
 from pyrofl.inference.training.noise import Message, is_unset_latent
 from pyrofl.tensors import Tensors, default_type, matches, seeded
 
@@ -128,7 +128,7 @@ class RowsKept(Messenger):
     """Pyro messenger that removes masks of latent sites in padding rows, for a proper density."""
 
     def _pyro_sample(self, msg: Message) -> None:
-        if is_unset_latent(msg) and of_rows(msg):
+        if is_unset_latent(msg) and is_per_row(msg):
             msg["mask"] = None
             while isinstance(msg["fn"], dist.MaskedDistribution):
                 msg["fn"] = msg["fn"].base_dist
@@ -190,7 +190,7 @@ class Joint:
         return sites_by_name
 
 
-def joined(
+def joint_model(
     model: Method | Program,
     data: Federation,
     state: RoundState | None,
@@ -210,7 +210,7 @@ def joined(
     once = method.shared if shared is None else shared
     batch = Everybody(**vars(data.batch(ids)), shared=once)
     joint = Joint(method, data, state, received, view, batch)
-    with alone(data, seed):
+    with isolated_sampling(data, seed):
         common = " ".join(
             [once, *(n for n, site in joint.sites().items() if not site.is_per_client)]
         )
@@ -231,7 +231,7 @@ def _bare(model: Program, shared: str = "") -> Method:
 
 
 @contextmanager
-def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
+def isolated_sampling(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
     """Context manager that sets seed, data type and an empty parameter store for Pyro samplers."""
     source = int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))
     unchecked, scope = pyro.validation_enabled(False), pyro.get_param_store().scope()

@@ -41,7 +41,7 @@ from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.reference.density import JointDensity
-from pyrofl.inference.reference.joint import Joint, alone, joined
+from pyrofl.inference.reference.joint import Joint, isolated_sampling, joint_model
 from pyrofl.tensors import Tensors, cut
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
@@ -107,8 +107,8 @@ def hmc(
         raise ValueError(
             f"draws is {draws}; expected a whole number of at least {MIN_DRAWS}, which R-hat needs"
         )
-    joint = joined(model, data, state, seed, shared)
-    with alone(data, seed):
+    joint = joint_model(model, data, state, seed, shared)
+    with isolated_sampling(data, seed):
         source = stream(seed, Stream.SAMPLER, 0)
         density = JointDensity.of(joint)
         start = _starts(density, chains, source)
@@ -198,12 +198,12 @@ def nuts(
         ValueError: if the model reads tensors and no state is given, the prior of a shared site
             differs between clients, or the support of a site depends on another site.
     """
-    joint = joined(model, data, state, seed, shared)
-    with alone(data, seed):
+    joint = joint_model(model, data, state, seed, shared)
+    with isolated_sampling(data, seed):
         joint.refuse_moving_supports()
     chain_draws, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
     for chain in range(chains):
-        with alone(data, seed, chain), warnings.catch_warnings():
+        with isolated_sampling(data, seed, chain), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`torch.jit.trace` is deprecated", FutureWarning)
             kernel = NUTS(joint, jit_compile=jit, ignore_jit_warnings=True, **options)
             sampler = MCMC(kernel, draws, warmup_steps=warmup, disable_progbar=True)
@@ -255,10 +255,10 @@ def centralized(
     Raises:
         ValueError: as `nuts`.
     """
-    joint = joined(model, data, state, seed, shared)
-    with alone(data, seed):
+    joint = joint_model(model, data, state, seed, shared)
+    with isolated_sampling(data, seed):
         joint.refuse_moving_supports()
-    with alone(data, seed), pyro.settings.context(module_local_params=True):
+    with isolated_sampling(data, seed), pyro.settings.context(module_local_params=True):
         q = guide(joint)
         elbo: Any = Trace_ELBO(num_particles, max_plate_nesting=2, vectorize_particles=True)
         objective = elbo(joint, q)
@@ -302,7 +302,7 @@ def _as_arviz(
     axes = ClientAxes(data, ids, method.shared, dims)
     chains, draws = next(iter(sites.values())).shape[:2]
     count = chains * draws
-    with alone(data, seed, 0, 1):
+    with isolated_sampling(data, seed, 0, 1):
         joint_sites = joint.sites()
         source = stream(seed, Stream.ROWS, Stream.SAMPLER)
         values = {n: s.laid(sites[n].reshape(count, -1), len(ids)) for n, s in joint_sites.items()}

@@ -61,7 +61,7 @@ class ClientNoise(Messenger):
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
             with self._unrecorded():
                 block = _normals(self.generators, (count, *shape[1:]), dtype)
-                waiting += sent(block, device).unbind(1)[::-1]
+                waiting += copy_to_device(block, device).unbind(1)[::-1]
         return self._note(("normal", name, shape, dtype, device), waiting.pop())
 
     def of_rows(
@@ -70,7 +70,7 @@ class ClientNoise(Messenger):
         """Return standard normal noise [C, *p] whose value per row does not depend on padding."""
         with self._unrecorded():
             each = torch.stack([_of_rows(shape[1:], axis, g, dtype) for g in self.generators])
-            noise = sent(each, device)
+            noise = copy_to_device(each, device)
         return self._note(("of_rows", shape, axis, dtype, device), noise)
 
     @contextmanager
@@ -179,7 +179,7 @@ def draw(
             drawn = of_rows or ClientNoise(generators).of_rows
             noise = drawn(client_shape, axis, dtype, device)
         elif normals is None:
-            noise = sent(_normals(generators, client_shape[1:], dtype), device)
+            noise = copy_to_device(_normals(generators, client_shape[1:], dtype), device)
         else:
             noise = normals(client_shape, dtype, device)
         return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis))
@@ -217,7 +217,7 @@ def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dt
     return torch.from_numpy(row_generator.standard_normal(leading)).to(dtype).movedim(0, axis)
 
 
-def sent(noise: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(noise: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device, without waiting for the transfer to finish."""
     if device.type == "cuda":
         return noise.pin_memory().to(device, non_blocking=True)

@@ -19,7 +19,7 @@ from torch import contiguous_format as contiguous
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
-from pyrofl.inference.definition.optim import narrow, optimizer_of
+from pyrofl.inference.definition.optim import keep_first_clients, optimizer_of
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import NUMBERS_AHEAD, ClientNoise
 from pyrofl.inference.training.schedules import Schedule, make_schedule, minibatches, same_batch
@@ -174,7 +174,7 @@ def run_phase(
         now, received = cut(now, slice(active)), cut(received, slice(active))
         draws.narrow(active)
         for step in steps:
-            narrow(step.optimizer, active)
+            keep_first_clients(step.optimizer, active)
         for batch in batches(done, active, count):
             for update in run:
                 if isinstance(update, StepRun):

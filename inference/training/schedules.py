@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.batch import share
 
-FETCHED = 2**18  # bytes of rows that are fetched at once, which stay in the cache: measured
+FETCH_BYTES = 2**18  # bytes of rows that are fetched at once, which stay in the cache: measured
 INDEX_BYTES = 32  # bytes of a row except its x
 
 Batches = Callable[[int, int, int], Iterator[Batch]]
@@ -87,7 +87,7 @@ def minibatches(data: Federation, cohort: Cohort, schedule: Schedule, blind: boo
 
     def batches(t: int, active: int, many: int) -> Iterator[Batch]:
         first = Cohort(cohort.ids[:active], cohort.size[:active])
-        ahead, end = max(1, FETCHED // (active * rows.shape[2] * each)), t + many
+        ahead, end = max(1, FETCH_BYTES // (active * rows.shape[2] * each)), t + many
         for begin in range(t, end, ahead):
             now = slice(begin, min(begin + ahead, end)), slice(active)
             fetched = data.gather(first, rows[now], mask[now], at[now], part[now], blind)

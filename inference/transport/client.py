@@ -22,7 +22,7 @@ from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method, View
 from pyrofl.inference.definition.seeds import Seed, separate
-from pyrofl.inference.engine.requests import RoundRequest, as_one
+from pyrofl.inference.engine.requests import RoundRequest, join_replies
 from pyrofl.inference.engine.round import LocalClients
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.engine.state import RoundState, current_states
@@ -136,7 +136,7 @@ class Client:
             ids = cohort.ids.cpu()
             here = replace(method, download=as_sent(ids))
             local = LocalClients(shard, RoundRequest(here, state, ids, reporters, self.seed))
-            reply = as_one([*local.replies()], ids)
+            reply = join_replies([*local.replies()], ids)
             for i, reason in zip(cohort.ids.tolist(), reply.reasons, strict=True):
                 if reason:
                     continue

@@ -168,11 +168,11 @@ class PoolRound(RunningRound):
                 self.waiting.append((worker, post.send(worker, "more")))
             yield on_device(reply, self.pool.data.device)
 
-    def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """End the round and return all clients' states; clients `back` keep their previous ones."""
+    def close(self, rejected: Tensor) -> Mapping[str, Tensor]:
+        """End the round and return all clients' states; `rejected` ids keep their old one."""
         states = self.pool.last = self.pool.states()
         for worker in range(len(self.pool.ids_by_worker)):
-            self.pool.post.send(worker, "close", self.before.number, states.number, back)
+            self.pool.post.send(worker, "close", self.before.number, states.number, rejected)
         return states
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name
 from pyrofl.data import Cohort, Roster
-from pyrofl.inference.definition.metadata import MODERATE, JointRule, of_kind
+from pyrofl.inference.definition.metadata import MODERATE, JointRule, metadata_of_class
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.engine.messages import MessageForm, form_of, validate_messages, vote_on_forms
 from pyrofl.inference.engine.requests import Reply, RunningRound
@@ -28,7 +28,7 @@ from pyrofl.inference.transport.message_checks import (
 )
 from pyrofl.tensors import Tensors, cut, is_measured
 
-MOST_STEPS = 10**12  # gradient steps of a client in a round
+MAX_STEPS = 10**12  # gradient steps of a client in a round
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class ReplyParser:
         reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
         if len(reasons) != len(ids):
             raise ValueError(f"odd has {len(reasons)} texts; expected {len(ids)}, one per client")
-        if not bool(((steps >= 0) & (steps <= MOST_STEPS)).all()):
-            raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MOST_STEPS:,}")
+        if not bool(((steps >= 0) & (steps <= MAX_STEPS)).all()):
+            raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MAX_STEPS:,}")
         message = tensors("up", flat)
         cohort = self.roster.cohort(ids[sends])
         errors = self._inspected(message, cohort) if len(cohort.ids) else []
@@ -117,7 +117,7 @@ class ReplyParser:
         errors = [one or other for one, other in zip(single, large, strict=True)]
         good = [c for c, reason in enumerate(errors) if not reason]
         row = torch.tensor(good, dtype=torch.long)
-        for _, rule in of_kind(self.method.metadata.tensors, JointRule) if good else ():
+        for _, rule in metadata_of_class(self.method.metadata.tensors, JointRule) if good else ():
             some = self.roster.cohort(cohort.ids[row])
             holds = rule.validate_message(self.server, cut(message, row), some)
             for c in (c for c, held in zip(good, holds, strict=True) if not held):
@@ -148,7 +148,7 @@ class Received(RunningRound):
     """Round whose replies have already arrived from remote clients, which store their states."""
 
     def __init__(self, replies: list[Reply]) -> None:
-        self.read, self.back = replies, nobody()
+        self.read, self.rejected = replies, nobody()
 
     def __exit__(self, *_: object) -> None:
         """Leave the round's `with` block, without any action."""
@@ -157,9 +157,9 @@ class Received(RunningRound):
         """Return an iterator over copies of the replies that remote clients have sent."""
         return map(replace, self.read)  # the round takes their messages away
 
-    def close(self, back: Tensor) -> Tensors:
+    def close(self, rejected: Tensor) -> Tensors:
         """Store the ids of clients that must revert to their previous state; return no states."""
-        self.back = back
+        self.rejected = rejected
         return {}
 
 

@@ -26,7 +26,7 @@ from pyrofl.inference.transport.message_checks import (
 from pyrofl.inference.transport.message_checks import tensors as tensors_of
 from pyrofl.metrics import RANGES
 
-MOST_TEST_ROWS = 1_000_000  # of a client with few training rows; of others 1,000 times these
+MAX_TEST_ROWS = 1_000_000  # of a client with few training rows; of others 1,000 times these
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,10 @@ class ScoreParser:
             if n == "nll" and "accuracy" in values:
                 low = 0.0
             for name, value in zip(names, client_values, strict=True):
-                if not (isfinite(value) and low - ROUNDING <= value <= high + ROUNDING):
+                if not (
+                    isfinite(value)
+                    and low - ROUNDING_TOLERANCE <= value <= high + ROUNDING_TOLERANCE
+                ):
                     raise ValueError(f"{n} of {name} is {value:g}; expected {_range(low, high)}")
                 if abs(value) > largest:
                     raise ValueError(f"{n} of {name} is {value:g}; expected at most {largest:g}")
@@ -153,7 +156,7 @@ class ScoreParser:
         )
 
 
-ROUNDING = 1e-3  # of a score that is at the end of its range
+ROUNDING_TOLERANCE = 1e-3  # of a score that is at the end of its range
 
 
 def _with_metrics(
@@ -198,7 +201,7 @@ def _text(flat: Mapping[str, Any], name: str) -> str:
 
 def _most_rows(size: int) -> int:
     """Return the largest plausible number of test rows of a client."""
-    return max(MOST_TEST_ROWS, 1000 * size)
+    return max(MAX_TEST_ROWS, 1000 * size)
 
 
 def _range(low: float, high: float) -> str:

@@ -175,7 +175,7 @@ class Server:
         while True:
             form, same_form = agree_on_form(read or [empty_reply(state)], state)
             try:
-                after, back = self._aggregate_round(method, ids, reporters, same_form)
+                after, rejected = self._aggregate_round(method, ids, reporters, same_form)
                 break
             except ValueError as error:
                 if is_confirmed(form, same_form, state):
@@ -184,7 +184,7 @@ class Server:
                 why = one_line(str(error), 2 * MAX_SHOWN_CHARACTERS)
                 refused += [f"{self.roster.names[i]}: {why}" for i in senders]
                 read = [reply for reply in read if reply.form != form]
-        merged = after.reporters.ids[~torch.isin(after.reporters.ids, back)]
+        merged = after.reporters.ids[~torch.isin(after.reporters.ids, rejected)]
         self.accepted = self.accepted.index_fill(0, merged, after.number)
         none = {n: v[:0] for n, v in state.message.items()}
         self.state = replace(
@@ -211,7 +211,7 @@ class Server:
             seed=self.seed,
             backend=lambda request: received,
         )
-        return after, received.back
+        return after, received.rejected
 
     @checked
     def has_accepted(self, name: str) -> bool:
@@ -273,7 +273,7 @@ class Server:
             )
         method = self.at(max(self.state.number - 1, 0))
         how = EvaluationSpec.of(asked, excluded=("population", "seed", "chunk_size"))
-        view = how.view(method)
+        view = how.view_name(method)
         how.phases(method)  # raises an error if this method does not have them
         about: Flat = {"round": self.state.number, "model": view}
         about |= {"adaptation": how.adaptation, "part": how.part}

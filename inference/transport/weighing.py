@@ -21,7 +21,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import stack_chains, without_rows
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
-from pyrofl.inference.posteriors.client_groups import grouped
+from pyrofl.inference.posteriors.client_groups import group_clients
 from pyrofl.inference.posteriors.draws import Values, draw, find_client_dependence
 from pyrofl.inference.posteriors.export import Fact
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
@@ -86,7 +86,7 @@ def weigh(
     spec = EvaluationSpec(model=request["model"], seed=seed)
     columns_by_group, after = [], dict[str, Any]()
     for k in draws.unique().tolist():
-        groups = grouped(method, shard, state, ids[draws == k], spec)
+        groups = group_clients(method, shard, state, ids[draws == k], spec)
         for group in groups:
             part = GroupImportanceSampler(method, group, GuidedSites(method, group))
             group_names = [shard.names[i] for i in group.ids]
@@ -129,7 +129,7 @@ def _records(part: GroupImportanceSampler) -> list[dict[str, Any]]:
                 "squares": near is not None and near.squares,
                 "sites": {n: v.value[:, some].clone() for n, v in part.sites.items()},
                 "rows": [n for n, v in part.sites.items() if v.rows],
-                "plates": [n for n in part.sites if part.guided.latent.get(n)],
+                "plates": [n for n in part.sites if part.guided.in_plate_by_site.get(n)],
             }
         )
     return records

@@ -81,9 +81,9 @@ class Worker:
         message, report = to_own_storage(reply.message), to_own_storage(reply.report)
         return replace(reply, sender=sender, message=message, report=report), len(self.left)
 
-    def close(self, before: int, number: int, back: Tensor) -> None:
-        """Store the round's client states under `number`; clients `back` keep their old states."""
-        self.states[number] = self.round.close(back) if self.round else self.states[before]
+    def close(self, before: int, number: int, rejected: Tensor) -> None:
+        """Store the round's client states under `number`; `rejected` ids keep their old one."""
+        self.states[number] = self.round.close(rejected) if self.round else self.states[before]
         self.round = None
 
     def undo(self) -> None:

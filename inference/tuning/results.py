@@ -21,7 +21,7 @@ COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "p
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialScore:
     """Score of one hyperparameter setting after some rounds of training, with one seed.
 
     Attributes:
@@ -77,7 +77,7 @@ class TuningResult(Summarized):
     """
 
     settings: tuple[Setting, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialScore, ...]
     metric: Metric
     chosen: int
 
@@ -236,13 +236,13 @@ def loss_sign(by: Metric) -> int:
     return -1 if by == "accuracy" else 1
 
 
-def ranked_settings(trials: Sequence[Trial], by: Metric) -> list[int]:
+def ranked_settings(trials: Sequence[TrialScore], by: Metric) -> list[int]:
     """Return indices of settings, ranked by numbers of rounds and seeds, then by mean score.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
     """
     failed = {one.setting for one in trials if one.problem}
-    trials_by_setting: dict[int, list[Trial]] = {}
+    trials_by_setting: dict[int, list[TrialScore]] = {}
     for one in sorted(trials, key=lambda one: one.rounds):
         if one.setting not in failed:
             had = trials_by_setting.get(one.setting, [])

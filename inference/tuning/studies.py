@@ -24,12 +24,12 @@ from pyrofl.data import Federation
 from pyrofl.files.checkpoint_file import refuse_differences
 from pyrofl.files.link_safe_files import open_without_links
 from pyrofl.inference.engine.messages import BadMessage
-from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.evaluation.specification import default_evaluation
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import MethodOrBuilder
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.inference.tuning.results import Setting, Trial, loss_sign
+from pyrofl.inference.tuning.results import Setting, TrialScore, loss_sign
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -61,7 +61,7 @@ def load_optuna() -> Any:
 
 
 @contextmanager
-def silent() -> Iterator[Any]:
+def quiet_optuna() -> Iterator[Any]:
     """Yield Optuna, of whose log only errors are shown."""
     optuna = load_optuna()
     verbosity = optuna.logging.get_verbosity()
@@ -73,7 +73,7 @@ def silent() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(
+def open_storage(
     folder: str | Path | None, metric: Metric, search: Mapping[str, Any]
 ) -> Iterator[Callable[[int], Study]]:
     """Open a folder's storage, or one in memory; yield k -> the study of the k-th seed.
@@ -83,7 +83,7 @@ def opened(
     Raises:
         OtherSearch: if the storage belongs to a search with other settings, or cannot be used.
     """
-    with silent() as optuna:
+    with quiet_optuna() as optuna:
         if folder is None:
             yield partial(load_study, optuna.storages.InMemoryStorage(), metric)
             return
@@ -138,7 +138,7 @@ def load_study(storage: BaseStorage, metric: Metric, k: int) -> Study:
     return study
 
 
-def finished(study: Study) -> list[FrozenTrial]:
+def finished_trials(study: Study) -> list[FrozenTrial]:
     """Return the trials of a study that have a score or a problem, without interrupted ones."""
     trials = study.get_trials(deepcopy=False)
     return [
@@ -220,7 +220,7 @@ def _fit(
 
 def _score(run: Run, metric: Metric) -> float:
     """Return the score of the method's default model in the last evaluation of a run."""
-    columns = (run.state.number, *default_model(run.method), "training")
+    columns = (run.state.number, *default_evaluation(run.method), "training")
     scores = {
         row["metric"]: row["value"]
         for row in run.history
@@ -234,14 +234,14 @@ def _score(run: Run, metric: Metric) -> float:
     return float(scores.get(metric, nan))
 
 
-def rows_of(one: FrozenTrial, place: int, k: int, stops: Sequence[int]) -> list[Trial]:
+def rows_of(one: FrozenTrial, place: int, k: int, stops: Sequence[int]) -> list[TrialScore]:
     """Return the results of a trial of the k-th seed after each of its evaluations."""
     scores = [(score, "") for _, score in sorted(one.intermediate_values.items())]
     scores += (
         [(nan, one.user_attrs[PROBLEM_ATTRIBUTE])] if PROBLEM_ATTRIBUTE in one.user_attrs else []
     )
     return [
-        Trial(place, stop, k, score, seconds, problem)
+        TrialScore(place, stop, k, score, seconds, problem)
         for stop, seconds, (score, problem) in zip(
             stops, one.user_attrs[SECONDS_ATTRIBUTE], scores, strict=False
         )
@@ -252,7 +252,7 @@ def draw_params(
     grid: Mapping[str, Any], ranges: Sequence[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Draw values from ranges and positions in lists; floats have three significant digits."""
-    with silent() as optuna:
+    with quiet_optuna() as optuna:
         kinds = optuna.distributions
         space = {
             n: v if n in ranges else kinds.IntDistribution(0, len(v) - 1) for n, v in grid.items()

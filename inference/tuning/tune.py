@@ -32,7 +32,7 @@ from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.inference.tuning import studies
 from pyrofl.inference.tuning.results import (
     Setting,
-    Trial,
+    TrialScore,
     TuningResult,
     describe_setting,
     ranked_settings,
@@ -40,7 +40,7 @@ from pyrofl.inference.tuning.results import (
 from pyrofl.partitions.validation import held_back
 from pyrofl.user_warnings import warn_user
 
-DRAWS_PER_TRIAL = 100  # random settings drawn for each requested one, before they are too few
+ATTEMPTS_PER_SETTING = 100  # random settings drawn for each requested one, before they are too few
 
 
 class AllFailed(ValueError):
@@ -115,20 +115,20 @@ def tune(
     stages = studies.stages(rounds) if len(settings) > studies.FINALISTS else [rounds]
     how: Any = {"draws": draws, "progress": progress, **loop}
 
-    with studies.opened(folder, by, search) as study_of:
+    with studies.open_storage(folder, by, search) as study_of:
 
-        def trained(k: int, which: Sequence[int]) -> list[Trial]:
+        def trained(k: int, which: Sequence[int]) -> list[TrialScore]:
             """Train the settings `which` with the k-th seed, unless the storage has them."""
             run_seed = later(seed, k)
             held = held_back(data, validation_fraction, seed=separate(run_seed).noise)
             study, stops = study_of(k), [rounds] if k else stages
-            for i in which[len(studies.finished(study)) :]:
+            for i in which[len(studies.finished_trials(study)) :]:
                 trial = studies.ask(study, settings, i)
                 studies.train(trial, methods[i], held, stops, by, seed=run_seed, **how)
-            done = zip(which, studies.finished(study), strict=True)
+            done = zip(which, studies.finished_trials(study), strict=True)
             return [row for i, one in done for row in studies.rows_of(one, i, k, stops)]
 
-        rows = compared(len(settings), by, trained, seeds)
+        rows = run_trials(len(settings), by, trained, seeds)
     result = TuningResult(settings, tuple(rows), by, ranked_settings(rows, by)[0])
     for text in result.edge_warnings:
         warn_user(text)
@@ -197,7 +197,7 @@ def _drawn(
     if not all(name in ranges or len(values) for name, values in grid.items()):
         return []
     settings: dict[str, dict[str, Any]] = {}
-    for params in studies.draw_params(grid, ranges, DRAWS_PER_TRIAL * trials, seed):
+    for params in studies.draw_params(grid, ranges, ATTEMPTS_PER_SETTING * trials, seed):
         setting = {n: v if n in ranges else grid[n][v] for n, v in params.items()}
         settings.setdefault(describe_setting(setting), setting)
         if len(settings) == trials:
@@ -207,12 +207,12 @@ def _drawn(
     )
 
 
-def compared(
+def run_trials(
     count: int,
     by: Metric,
-    trained: Callable[[int, Sequence[int]], list[Trial]],
+    trained: Callable[[int, Sequence[int]], list[TrialScore]],
     seeds: int = 3,
-) -> list[Trial]:
+) -> list[TrialScore]:
     """Train `count` settings with the first seed and the finalists with all; return all trials.
 
     A single finalist is trained with one seed. `trained(k, which)` returns the trials of the

@@ -20,21 +20,21 @@ from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data, uploaded
 from pyrofl.inference.validation.differences import warn_of_odd_losses
-from pyrofl.inference.validation.gradients import WatchedStep, watched
+from pyrofl.inference.validation.gradients import WatchedStep, watched_phase
 from pyrofl.inference.validation.independence import (
     TestRound,
     TrialRound,
-    unchanged,
-    undrawn,
-    unlike,
+    differs,
+    refuse_changes,
+    refuse_global_draws,
 )
 from pyrofl.inference.validation.program_checker import ProgramChecker
 from pyrofl.inference.validation.repeatability import Reruns
-from pyrofl.inference.validation.variants import filled
+from pyrofl.inference.validation.variants import with_other_padding
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, refuse_inplace_writes
 
-NUMBERS = 2**15  # of the features of a client's rows
+MAX_FEATURE_NUMBERS = 2**15  # of the features of a client's rows
 ROW_BOUNDS = 4, 64  # least and largest bound of a client's rows
 FAILS = (RuntimeError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError)
 
@@ -91,7 +91,7 @@ def trial_federation(data: Federation, ids: Tensor) -> Federation:
     All clients have their ids, and x and y have only the rows in use.
     """
     low, high = ROW_BOUNDS
-    most = min(high, max(low, NUMBERS // max(1, data.x[0].numel())))
+    most = min(high, max(low, MAX_FEATURE_NUMBERS // max(1, data.x[0].numel())))
     rows = {i: data.train[i][:most] for i in ids.tolist()}
     table = torch.cat([*rows.values()])
     at = dict(
@@ -130,7 +130,7 @@ def refuse_dependent_epochs(method: Method, ids: Tensor) -> None:
 def _short(phase: Phase, steps: list[WatchedStep]) -> Phase:
     """Return a training phase of one epoch, with its updates wrapped and its own minibatches."""
     epochs = 1 if callable(phase.epochs) else min(phase.epochs, 1 + (phase.batch is None))
-    return replace(watched(phase, set(), steps), epochs=epochs, batch=phase.batch)
+    return replace(watched_phase(phase, set(), steps), epochs=epochs, batch=phase.batch)
 
 
 def is_of_library(aggregate: Any) -> bool:
@@ -150,7 +150,7 @@ def aggregate_twice(trial: TestRound, trial_round: TrialRound) -> Tensors | None
         copy = {n: v.clone() for n, v in server.items()}
         with (
             torch.no_grad(),
-            undrawn("aggregate", few.device),
+            refuse_global_draws("aggregate", few.device),
             calling("aggregate"),
             refuse_inplace_writes("aggregate", message),
         ):
@@ -163,7 +163,7 @@ def aggregate_twice(trial: TestRound, trial_round: TrialRound) -> Tensors | None
     except (AggregationError, *FAILS):
         return None  # a few clients may not suffice for it, or the round raises it
     for name, value in first.items():
-        if name not in second or unlike(value, second[name]):
+        if name not in second or differs(value, second[name]):
             raise ValueError(
                 f"aggregate gives {name!r} other numbers in a second call with the same messages; "
                 "keep its memory, such as momentum, in tensors of the server's state named "
@@ -187,7 +187,7 @@ def _guarded(aggregate: Any) -> Any:
         return aggregate
 
     def step(server: Tensors, pooled: Tensors) -> Tensors:
-        with unchanged("server_step", server):
+        with refuse_changes("server_step", server):
             return aggregate.server_step(server, pooled)
 
     return replace(aggregate, server_step=step)
@@ -205,7 +205,7 @@ def _refuse_far_rows(trial: TestRound, client: int) -> None:
     if not far.isfinite().all():
         return
     far[client_rows] = x[client_rows] / (1 + 10 * x.abs().max())
-    with_far_rows = replace(trial, data=filled(replace(few, x=far)), alone=client)
+    with_far_rows = replace(trial, data=with_other_padding(replace(few, x=far)), alone=client)
     try:
         trial_round = with_far_rows.run_round(with_far_rows.ids)
         with_far_rows.run_round(torch.tensor([client]))

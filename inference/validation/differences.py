@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import Elbo, latent, recorded, with_rows
+from pyrofl.inference.definition.elbo import Elbo, latent, trace_program, with_rows
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.definition.user_code import users_code
@@ -89,7 +89,7 @@ class CalledLoss:
         """Return whether the guide's draws are smooth functions of its parameters."""
         states = (with_rows(t, len(self.batch)) for t in (self.received, self.local))
         with self._noise(), torch.no_grad(), KeptPlates():
-            guide = recorded(self.method.guide, (*states, self.batch))
+            guide = trace_program(self.method.guide, (*states, self.batch))
         return all(_innermost(site["fn"]) in SMOOTH for _, site in latent(guide))
 
     def of_ids(self) -> Iterator[str]:

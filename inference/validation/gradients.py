@@ -19,11 +19,11 @@ from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import (
     TestRound,
-    named,
+    differs,
+    refuse_changes,
+    refuse_global_draws,
     rows_of,
-    unchanged,
-    undrawn,
-    unlike,
+    update_name,
 )
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, matches
@@ -105,14 +105,14 @@ class CheckedUpdate:
     @property
     def __name__(self) -> str:
         """Name of the wrapped closed-form update."""
-        return named(self.move)
+        return update_name(self.move)
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Run the wrapped update and return the changed tensors; raise ValueError if invalid."""
         name = self.__name__
         with (
-            undrawn(name, batch.size.device),
-            unchanged(name, local, received, rows_of(batch)),
+            refuse_global_draws(name, batch.size.device),
+            refuse_changes(name, local, received, rows_of(batch)),
             calling(f"update {name!r}"),
         ):
             changed = self.move(received, local, batch)
@@ -120,7 +120,7 @@ class CheckedUpdate:
         return changed
 
 
-def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
+def watched_phase(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
     """Return a shortened training phase with its updates wrapped for validation.
 
     It has at most two epochs, on small minibatches.
@@ -193,7 +193,7 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str])
         (grad,) = torch.autograd.grad(first.sum(), [start[name]], allow_unused=True)
         if grad is not None and bool(grad.any()):
             return True
-        if unlike(first.detach(), moved.detach()):
+        if differs(first.detach(), moved.detach()):
             return False
         if grad is None:
             return True  # no program reads it

@@ -24,10 +24,15 @@ from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, M
 from pyrofl.inference.definition.optim import Adam
 from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
 from pyrofl.inference.training.phases import train
-from pyrofl.inference.validation.variants import Wider, even, filled, narrowed
+from pyrofl.inference.validation.variants import (
+    Wider,
+    narrow_batch,
+    with_even_rows,
+    with_other_padding,
+)
 from pyrofl.tensors import Tensors, cut, refuse_inplace_writes, under
 
-COPIED = 2**26  # largest state in bytes that is compared before and after
+MAX_COPIED_BYTES = 2**26  # largest state in bytes that is compared before and after
 
 CLIENTS = (
     "depends on the other clients of the batch",
@@ -52,7 +57,7 @@ class Drew(ValueError):
     """Error raised if a function draws from a global random number generator."""
 
 
-def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tensor | None:
+def client_part(together: Tensor, alone: Tensor, client: int, clients: int) -> Tensor | None:
     """Extract a client's part of a batched tensor, shaped as the result for that client alone.
 
     The first axis with one entry per client, and length 1 alone, is that of the clients; a later
@@ -71,7 +76,7 @@ def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tenso
     return together
 
 
-def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> bool:
+def differs(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> bool:
     """Return whether two tensors differ by more than rounding errors.
 
     If `before` is given, rounding is measured relative to the change from there.
@@ -120,7 +125,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def undrawn(function: str, device: torch.device) -> Iterator[None]:
+def refuse_global_draws(function: str, device: torch.device) -> Iterator[None]:
     """Context manager that raises an error if its block draws from a global random generator."""
     before = _states(device)
     yield
@@ -136,7 +141,7 @@ def undrawn(function: str, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def scrambled(device: torch.device) -> Iterator[None]:
+def scramble_generators(device: torch.device) -> Iterator[None]:
     """Context manager that temporarily changes the states of the global random generators."""
     before = _states(device)
     torch.default_generator.manual_seed(2**40 + 1)
@@ -149,10 +154,10 @@ def scrambled(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
+def refuse_changes(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     """Context manager that raises ValueError if its block modifies the given tensors in place."""
     tensors = [(n, v.detach()) for state in states for n, v in state.items()]
-    small = sum(v.numel() * v.element_size() for _, v in tensors) <= COPIED
+    small = sum(v.numel() * v.element_size() for _, v in tensors) <= MAX_COPIED_BYTES
     copies = [v.clone() for _, v in tensors] if small else []
     with refuse_inplace_writes(function, *states):
         yield
@@ -169,7 +174,7 @@ def rows_of(batch: Batch) -> Tensors:
     return {f"batch.{n}": getattr(batch, n) for n in ("x", "y", "mask", "size")}
 
 
-def steadied(method: Method) -> Method:
+def with_steady_adam(method: Method) -> Method:
     """Return a method in which Adam does not enlarge gradients that are 0 up to rounding.
 
     Adam divides a gradient by its own size, so that a parameter without effect, such as the bias of
@@ -188,7 +193,7 @@ def steadied(method: Method) -> Method:
     return replace(method, phases=phases(method.phases), adapt=phases(method.adapt))
 
 
-def named(move: object) -> str:
+def update_name(move: object) -> str:
     """Return the name of an update of a training phase, for error messages."""
     if isinstance(move, GradientStep):
         return f"step {move.names!r}"
@@ -250,7 +255,7 @@ class TestRound:
     def run_round(self, ids: Tensor) -> TrialRound:
         """Run a test round for some clients; return their tensors before and after training."""
         cohort = self.data.cohort(ids)
-        with undrawn("download or join", self.data.device):
+        with refuse_global_draws("download or join", self.data.device):
             received, private = client_inputs(self.method, self.data, self.state, cohort, 0)
         local, loss, _, begun = train(
             self.method,
@@ -278,14 +283,14 @@ class TestRound:
         if what == TRAINING:
             trial = next((t for t in self._prefixes() if t._first_difference()), self)
             difference = trial._first_difference() or difference
-            what = named(trial.phases[-1].updates[-1])
+            what = update_name(trial.phases[-1].updates[-1])
         why, cure = trial._reason()
         raise Mixed(f"{what} gives a client {difference[1]!r}, which {why}; expected {cure}")
 
     def message(self, trial_round: TrialRound) -> Tensors:
         """Return the messages of the training clients; raise ValueError for wrong shapes."""
         clients = slice(self.data.clients)
-        with torch.no_grad(), undrawn("upload", self.data.device):
+        with torch.no_grad(), refuse_global_draws("upload", self.data.device):
             sent = uploaded(
                 self.method, cut(trial_round.received, clients), cut(trial_round.local, clients)
             )
@@ -308,16 +313,18 @@ class TestRound:
 
             At most `most` rows of each client are compared.
             """
-            together = self._results(trial_round, slice(count), narrowed(batch, most))
+            together = self._results(trial_round, slice(count), narrow_batch(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)
-                client_batch = narrowed(batch.select_clients(one), min(rows[c], most or rows[c]))
-                with scrambled(device):
+                client_batch = narrow_batch(
+                    batch.select_clients(one), min(rows[c], most or rows[c])
+                )
+                with scramble_generators(device):
                     alone = self._results(trial_round, one, client_batch)
                 for what, some in alone.items():
                     for name, value in some.items():
-                        client_value = aligned(together[what][name], value, c, count)
-                        if name not in together[what] or unlike(client_value, value):
+                        client_value = client_part(together[what][name], value, c, count)
+                        if name not in together[what] or differs(client_value, value):
                             return what, name
             return None
 
@@ -334,18 +341,18 @@ class TestRound:
         method, view = self.method, self.method.main_view
         cohort, device = self.data.cohort(self.ids[clients]), self.data.device
         received, local = (cut(t, clients) for t in (trial_round.received, trial_round.local))
-        with undrawn("upload", device):
+        with refuse_global_draws("upload", device):
             results = {"upload": uploaded(method, received, local)}
         got = downloaded(method.deployed(view), self.state.server, cohort)
         # Use the clients' results as the download, which would otherwise be equal for all.
         got |= {n: local[n] for n in got.keys() & local.keys()}
         client_states = {n: local[n] for n in trial_round.client_states}
-        with undrawn(f"view {view!r}", device):
+        with refuse_global_draws(f"view {view!r}", device):
             seen = method.read_view(view, got, client_states | got)
         if isinstance(seen, dict):
             results[f"view {view!r}"] = seen
             if method.metadata.statistics is not no_statistics:
-                with undrawn("statistics", device):
+                with refuse_global_draws("statistics", device):
                     results["statistics"] = method.metadata.count(got, seen, batch)
         return results
 
@@ -359,11 +366,15 @@ class TestRound:
     def _reason(self) -> tuple[str, str]:
         """Return why results of clients depend on each other, and how to fix it, as texts."""
         first = self.run_round(self.ids)
-        with scrambled(self.data.device):
+        with scramble_generators(self.data.device):
             again = self.run_round(self.ids)
         if _first(first, again, lambda one, other: one):
             return AGAIN
-        return CLIENTS if replace(self, data=even(self.data))._first_difference() else PADDING
+        return (
+            CLIENTS
+            if replace(self, data=with_even_rows(self.data))._first_difference()
+            else PADDING
+        )
 
     def _first_difference(self, together: TrialRound | None = None) -> Difference:
         """Return the first tensor that differs between a client trained alone and with others."""
@@ -372,10 +383,12 @@ class TestRound:
         # The last has the fewest rows, so that it is padded.
         some = [self.data.clients - 1] if self.who is None else self.who.tolist()
         for client in some if self.alone is None else [self.alone]:
-            with scrambled(self.data.device):
+            with scramble_generators(self.data.device):
                 alone = self._alone(torch.tensor([client]))
             at = self.ids.tolist().index(client)
-            if difference := _first(together, alone, partial(aligned, client=at, clients=count)):
+            if difference := _first(
+                together, alone, partial(client_part, client=at, clients=count)
+            ):
                 return difference
         return None
 
@@ -384,7 +397,7 @@ class TestRound:
         if self.who is not None:
             # A program may only support the clients' numbers of rows.
             with suppress(RuntimeError, ValueError, LookupError):
-                return replace(self, data=filled(self.data, Wider)).run_round(client)
+                return replace(self, data=with_other_padding(self.data, Wider)).run_round(client)
         return self.run_round(client)
 
 
@@ -396,6 +409,6 @@ def _first(
         together.parts(), alone.parts(), strict=True
     ):
         for name, value in client_tensors.items():
-            if name not in some or unlike(extract(some[name], value), value, before.get(name)):
+            if name not in some or differs(extract(some[name], value), value, before.get(name)):
                 return what, name
     return None

@@ -12,7 +12,7 @@ from pyrofl.inference.definition.metadata import (
     Monitor,
     Rule,
     WireCost,
-    of_kind,
+    metadata_of_class,
 )
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.tensors import Tensors, matches, suggest_name, unmatched_patterns
@@ -34,21 +34,21 @@ def refuse_unmatched_patterns(
         for move in phase.updates
         if isinstance(move, GradientStep)
     ]
-    for names, mark in of_kind(method.metadata.tensors, Mark):
+    for names, mark in metadata_of_class(method.metadata.tensors, Mark):
         of_sites = names in method.shared
         held = local if mark is INCOMPARABLE else server
         checks.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
     for names, _ in (
-        *of_kind(method.metadata.tensors, Rule),
-        *of_kind(method.metadata.tensors, WireCost),
+        *metadata_of_class(method.metadata.tensors, Rule),
+        *metadata_of_class(method.metadata.tensors, WireCost),
     ):
         checks.append(("metadata of messages", names, message_and_received))
-    for names, moments in of_kind(method.metadata.tensors, Moments):
+    for names, moments in metadata_of_class(method.metadata.tensors, Moments):
         checks.append(("metadata Moments", names, {**server, **local}))
         if moments.optimal:
             checks.append(("metadata Moments", " ".join(moments.optimal), local))
     if state_after is not None:
-        monitors = of_kind(method.metadata.tensors, Monitor)
+        monitors = metadata_of_class(method.metadata.tensors, Monitor)
         checks += [("Monitor", names, state_after) for names, _ in monitors]
     for what, patterns, valid_names in checks:
         for pattern in unmatched_patterns(patterns, valid_names):

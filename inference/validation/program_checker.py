@@ -18,7 +18,13 @@ from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Program, Supervised, refuse_subsampling
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
-from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
+from pyrofl.inference.validation.independence import (
+    Drew,
+    differs,
+    refuse_changes,
+    refuse_global_draws,
+    rows_of,
+)
 from pyrofl.returned import explained, is_of_library
 from pyrofl.tensors import Tensors, matches
 from pyrofl.user_warnings import warn_user
@@ -60,7 +66,7 @@ class ProgramChecker:
         def guarded(program: Program, function: str) -> Program:
             def run(*args: Any) -> None:
                 try:
-                    with undrawn(function, batch.size.device):
+                    with refuse_global_draws(function, batch.size.device):
                         program(*args)
                 except Drew as error:
                     drew.append(error)
@@ -68,7 +74,7 @@ class ProgramChecker:
             return run
 
         programs = guarded(self.method.model, "the model"), guarded(self.method.guide, "the guide")
-        inputs_unchanged = unchanged("a program", received, local, rows_of(batch))
+        inputs_unchanged = refuse_changes("a program", received, local, rows_of(batch))
         with torch.no_grad(), ClientNoise(noise), drawn, inputs_unchanged:
             try:
                 pair = traces(*programs, received, local, batch)
@@ -227,7 +233,7 @@ class ProgramChecker:
             return False
         first = site["value"].narrow(at - site["fn"].event_dim, 0, 1)
         density = site["fn"].log_prob(first.expand_as(site["value"]))[..., 0, :]  # [..., B]
-        return equal(density, density[..., :1].expand_as(density))
+        return equal_up_to_rounding(density, density[..., :1].expand_as(density))
 
     def responses(self) -> list[tuple[str, Any]]:
         """Return the observed sites of the model by name, without those of `pyro.factor`."""
@@ -257,7 +263,7 @@ class ProgramChecker:
         """Return whether the guide's draws change with the given changes of local tensors."""
         q, _ = self.run(self.batch, self.received, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
-        return not all(equal(a, b) for a, b in pairs)
+        return not all(equal_up_to_rounding(a, b) for a, b in pairs)
 
 
 def factors(trace: Any) -> list[tuple[str, Any]]:
@@ -271,9 +277,9 @@ def log_prob_of(site: Any) -> Tensor:
     return value
 
 
-def equal(a: Tensor, b: Tensor) -> bool:
+def equal_up_to_rounding(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal up to rounding errors."""
-    return not unlike(a, b)
+    return not differs(a, b)
 
 
 def _repeated(site: Any, second: Any, both: Tensor) -> bool:
@@ -284,7 +290,9 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
     else:
         contents = [s["value"].reshape(*both.shape, -1)[both].double() for s in pair]
     one, other = contents
-    return one.shape == other.shape and equal(one, other) and len(one.unique(dim=0)) > 1
+    return (
+        one.shape == other.shape and equal_up_to_rounding(one, other) and len(one.unique(dim=0)) > 1
+    )
 
 
 class InPlaceDetector(Messenger):

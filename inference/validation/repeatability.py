@@ -19,28 +19,33 @@ from pyrofl.inference.definition.elbo import (
     is_deterministic,
     latent,
     observed,
-    recorded,
+    trace_program,
     weighed,
     with_rows,
 )
-from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.inference.posteriors.draws import is_per_row
 from pyrofl.inference.validation.gradients import CURE
 from pyrofl.inference.validation.independence import (
     AGAIN,
     CLIENTS,
     PADDING,
     Mixed,
-    aligned,
-    scrambled,
-    unlike,
+    client_part,
+    differs,
+    scramble_generators,
 )
-from pyrofl.inference.validation.program_checker import ProgramChecker, equal, factors, log_prob_of
-from pyrofl.inference.validation.variants import narrowed
+from pyrofl.inference.validation.program_checker import (
+    ProgramChecker,
+    equal_up_to_rounding,
+    factors,
+    log_prob_of,
+)
+from pyrofl.inference.validation.variants import narrow_batch
 from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, cut, default_type, seeded
 
 
-class Other(NamedTuple):
+class ChangedBatch(NamedTuple):
     """Changed batch of the same clients, for comparison with the original batch.
 
     Attributes:
@@ -59,21 +64,21 @@ class Reruns:
     """Repeated runs of a method's model and guide, compared with their first run.
 
     Attributes:
-        look: the first run.
+        first_run: the first run.
         minibatches: whether a client trains on minibatches; if not, its rows may depend on each
             other.
-        far: whether padding has values far from those of the data.
+        has_far_padding: whether padding has values far from those of the data.
     """
 
-    look: ProgramChecker
+    first_run: ProgramChecker
     minibatches: bool
-    far: bool = False
+    has_far_padding: bool = False
 
     def refuse_mixed_rows(self) -> None:
         """Raise `Mixed` if the density of a data row depends on other rows or on padding."""
-        other, after = self.other, self.after
-        costs = {name for name, _ in factors(self.look.p)}
-        for name, site in (*observed(self.look.p), *latent(self.look.p)):
+        other, after = self.changed_batch, self.changed_trace
+        costs = {name for name, _ in factors(self.first_run.p)}
+        for name, site in (*observed(self.first_run.p), *latent(self.first_run.p)):
             if name in after.nodes and self._alike(site, after.nodes[name], other):
                 continue
             if self._changes():
@@ -102,17 +107,17 @@ class Reruns:
         """Real-valued draws of the latent sites, copied as tensors that require gradients."""
         return {
             n: s["value"].detach().clone().requires_grad_()
-            for n, s in latent(self.look.q)
-            if n in self.look.p.nodes and s["value"].is_floating_point()
+            for n, s in latent(self.first_run.q)
+            if n in self.first_run.p.nodes and s["value"].is_floating_point()
         }
 
     @cached_property
-    def other(self) -> Other:
+    def changed_batch(self) -> ChangedBatch:
         """Batch with rows in another order, without the last row, and with other padding.
 
         Without minibatches, order and rows are unchanged.
         """
-        batch, mask = self.look.batch, self.look.batch.mask
+        batch, mask = self.first_run.batch, self.first_run.batch.mask
         wide = mask.shape[1] + self.minibatches
         source = torch.zeros(len(batch), wide, dtype=torch.long, device=mask.device)
         is_used = torch.zeros_like(source, dtype=torch.bool)
@@ -125,39 +130,47 @@ class Reruns:
         at = source if self.minibatches else batch.at
         weights = None if batch.weights is None else _taken(batch.weights, source, -1)
         y = self._other_responses(batch.y[torch.arange(len(batch))[:, None], source], ~is_used)
-        return Other(replace(batch, y=y, mask=is_used, at=at, weights=weights), source, is_used)
+        return ChangedBatch(
+            replace(batch, y=y, mask=is_used, at=at, weights=weights), source, is_used
+        )
 
     @cached_property
-    def after(self) -> Any:
+    def changed_trace(self) -> Any:
         """Trace of the model on the changed batch, with the latent values of the first run."""
         with torch.enable_grad():
             return self._on_others(self.values)
 
-    def _alike(self, site: Any, after: Any, other: Other) -> bool:
+    def _alike(self, site: Any, after: Any, other: ChangedBatch) -> bool:
         """Return whether a Pyro site has equal densities and weights by row in both batches."""
         one, two = log_prob_of(site), log_prob_of(after)
-        if of_rows(site):
-            weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
+        if is_per_row(site):
+            weights = [
+                _weight(s, b) for s, b in ((site, self.first_run.batch), (after, other.batch))
+            ]
             one, two = (
                 torch.broadcast_tensors(v, b.mask)[0]  # `torch.broadcast_shapes` imports SymPy
-                for v, b in ((one, self.look.batch), (two, other.batch))
+                for v, b in ((one, self.first_run.batch), (two, other.batch))
             )
             pairs = [(one, two), (weights[0], weights[1])]
             return all(
-                equal(_taken(a, other.source, -1)[..., other.is_used], b[..., other.is_used])
+                equal_up_to_rounding(
+                    _taken(a, other.source, -1)[..., other.is_used], b[..., other.is_used]
+                )
                 for a, b in pairs
             )
         scales = [s["scale"] for s in (site, after)]
-        return equal(one, two) and equal(*(torch.as_tensor(s).to(one) for s in scales))
+        return equal_up_to_rounding(one, two) and equal_up_to_rounding(
+            *(torch.as_tensor(s).to(one) for s in scales)
+        )
 
     def _on_others(self, values: Tensors) -> Any:
         """Run the model on reordered rows with given latent values, and return its trace."""
-        other, look, sites = self.other, self.look, {}
+        other, look, sites = self.changed_batch, self.first_run, {}
         for name, site in look.q.nodes.items():
             if site["type"] == "sample" and not site_is_subsample(site):
                 # Not a leaf, so that a program which writes into it does not fail.
                 value = values[name] * 1.0 if name in values else site["value"]
-                if of_rows(site):
+                if is_per_row(site):
                     value = _taken(value, other.source, -1 - site["fn"].event_dim)
                 site = {**site, "value": value}
             sites[name] = site
@@ -165,7 +178,7 @@ class Reruns:
         taken = x[torch.arange(len(x))[:, None], other.source]  # [C, B, *x]
         some = ~other.is_used.reshape(*other.is_used.shape, *(1 for _ in x.shape[2:]))
         if x.is_floating_point():  # values outside the data test most; indices must stay valid
-            beyond = 10 + 3 * table.abs().max() if self.far else 1
+            beyond = 10 + 3 * table.abs().max() if self.has_far_padding else 1
             new = torch.where(some, taken.flip(0, 1) + beyond, taken)
             with suppress(IndexError, RuntimeError, ValueError):
                 return self._model(replace(other.batch, x=new), latent_values)
@@ -175,13 +188,13 @@ class Reruns:
 
     def _model(self, batch: Batch, latent_values: Any) -> Any:
         """Return a trace of the model on a batch, with latent values fixed to `latent_values`."""
-        states = (with_rows(t, len(batch)) for t in (self.look.received, self.look.local))
+        states = (with_rows(t, len(batch)) for t in (self.first_run.received, self.first_run.local))
         with default_type(batch.size.dtype), KeptPlates():
-            return recorded(self.look.method.model, (*states, batch), latent_values)
+            return trace_program(self.first_run.method.model, (*states, batch), latent_values)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
         """Replace the responses of selected rows by a different response from the data."""
-        table, there = self.look.data.y, y[at]
+        table, there = self.first_run.data.y, y[at]
         # Rows of the data [N, *y] that differ from each selected response [n, *y].
         good = table.isfinite() & (table[:, None] != there[None]).all(1)
         rows = good.flatten(1).all(1) if table.dim() > 1 else good
@@ -197,8 +210,8 @@ class Reruns:
 
         If rows have latent variables, only the first client is run alone, which has no padding.
         """
-        look, count = self.look, len(self.look.batch)
-        some = range(1 if self.of_rows else count) if count > 1 else ()
+        look, count = self.first_run, len(self.first_run.batch)
+        some = range(1 if self.has_row_sites else count) if count > 1 else ()
         name = self._first_difference(look.batch, some, (look.q, look.p))
         if name is None:
             return
@@ -206,19 +219,19 @@ class Reruns:
             why, cure = AGAIN
         else:
             rows = int(look.batch.mask.sum(1).min())
-            mixed = self._first_difference(narrowed(look.batch, rows), range(count))
+            mixed = self._first_difference(narrow_batch(look.batch, rows), range(count))
             why, cure = CLIENTS if mixed else PADDING
         raise Mixed(f"site {name!r} {why}; expected {cure}")
 
     @property
-    def of_rows(self) -> bool:
+    def has_row_sites(self) -> bool:
         """Whether the guide has latent sites with one value per row."""
-        return any(of_rows(site) for _, site in latent(self.look.q))
+        return any(is_per_row(site) for _, site in latent(self.first_run.q))
 
     def _changes(self) -> bool:
         """Return whether running model and guide again, with the same noise, changes results."""
-        look = self.look
-        with scrambled(look.batch.size.device):
+        look = self.first_run
+        with scramble_generators(look.batch.size.device):
             again = look.run(look.batch, look.received, look.local)
         return _first((look.q, look.p), again, lambda one, _: one) is not None
 
@@ -229,21 +242,23 @@ class Reruns:
 
         None if there is none.
         """
-        look, count = self.look, len(batch)
+        look, count = self.first_run, len(batch)
         together = together or look.run(batch, look.received, look.local)
         for client in some:
             one = slice(client, client + 1)
-            client_batch = narrowed(batch.select_clients(one), int(batch.mask[client].sum()))
-            with scrambled(batch.size.device):
+            client_batch = narrow_batch(batch.select_clients(one), int(batch.mask[client].sum()))
+            with scramble_generators(batch.size.device):
                 alone = look.run(client_batch, cut(look.received, one), cut(look.local, one))
-            if site_name := _first(together, alone, partial(aligned, client=client, clients=count)):
+            if site_name := _first(
+                together, alone, partial(client_part, client=client, clients=count)
+            ):
                 return site_name
         return None
 
-    def refuse_changing_sites(self) -> None:
+    def refuse_conditional_sites(self) -> None:
         """Raise ValueError if the model has other sites where latent values are large or small."""
         for pick in (torch.amax, torch.amin):
-            changed = _names(self.look.p) ^ self._names_at(pick)
+            changed = _names(self.first_run.p) ^ self._names_at(pick)
             if changed:
                 raise ValueError(
                     f"the model samples {', '.join(sorted(changed))} at some values of its latent "
@@ -255,7 +270,7 @@ class Reruns:
 
         Those of the first run, if the model fails there, as at a scale that overflows.
         """
-        look, sites = self.look, dict(self.look.q.nodes)
+        look, sites = self.first_run, dict(self.first_run.q.nodes)
         with torch.no_grad(), seeded(0), suppress(IndexError, RuntimeError, ValueError):
             for name in self.values:
                 sites[name] = {**sites[name], "value": _extreme(look.p.nodes[name], pick)}
@@ -267,7 +282,7 @@ class Reruns:
     def refuse_cut_sites(self) -> None:
         """Raise ValueError if densities depend on a latent site but give it no gradient."""
         values = self.values
-        for name in self._without_gradient(values, self.after) if values else ():
+        for name in self._without_gradient(values, self.changed_trace) if values else ():
             # Once more, as a gradient may be zero at a point.
             with torch.enable_grad():
                 moved = {n: (v * 0.99 + (v == 0) * 0.01).detach() for n, v in values.items()}
@@ -278,7 +293,7 @@ class Reruns:
                 continue
             with torch.no_grad():
                 two = _others(self._on_others({**moved, name: moved[name] * 0.99}), name)
-            if bool(two.isfinite().all()) and unlike(one.detach(), two):
+            if bool(two.isfinite().all()) and differs(one.detach(), two):
                 raise ValueError(
                     f"no gradient of the model reaches site {name!r}, though densities depend on "
                     f"it; expected {CURE}"
@@ -330,7 +345,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], extract: Any) -> s
                 return str(name)
             parts = [_parts(trace.nodes[name]) for trace in traces]
             for one, other in zip(*parts, strict=True):
-                if unlike(extract(one, other), other):
+                if differs(extract(one, other), other):
                     return str(name)
     return None
 

@@ -37,15 +37,15 @@ from pyrofl.inference.validation.gradients import (
     VALIDATION_ROWS,
     WatchedStep,
     refuse_still,
-    watched,
+    watched_phase,
 )
 from pyrofl.inference.validation.independence import (
     Drew,
     Mixed,
     TestRound,
     TrialRound,
-    steadied,
-    undrawn,
+    refuse_global_draws,
+    with_steady_adam,
 )
 from pyrofl.inference.validation.patterns import (
     refuse_ineffective_aggregation_patterns,
@@ -53,13 +53,13 @@ from pyrofl.inference.validation.patterns import (
 )
 from pyrofl.inference.validation.program_checker import ProgramChecker
 from pyrofl.inference.validation.repeatability import Reruns
-from pyrofl.inference.validation.variants import filled
+from pyrofl.inference.validation.variants import with_other_padding
 from pyrofl.returned import as_tensors, calling, explained, is_of_library
 from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import synchronized
 from pyrofl.user_warnings import warn_user
 
-MANY = 200  # largest number of rows of a client for a validation on all rows
+MAX_FULL_ROWS = 200  # largest number of rows of a client for a validation on all rows
 
 
 @checked
@@ -112,14 +112,14 @@ def validate_method(
     without = pyro.get_param_store().scope(), pyro.validation_enabled(False)
     with without[0], without[1]:
         try:
-            _in_both_precisions(method, filled(few), ids, server_state)
+            _in_both_precisions(method, with_other_padding(few), ids, server_state)
         except ValueError as error:
             # Programs may only support the clients' actual numbers of rows.
-            if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MANY:
+            if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MAX_FULL_ROWS:
                 raise
             whole = _whole(few, data, few.names)
             try:
-                _in_both_precisions(method, filled(whole), ids, server_state)
+                _in_both_precisions(method, with_other_padding(whole), ids, server_state)
             except ValueError:
                 raise error from None
         if not users_code(method)[0]:
@@ -127,14 +127,14 @@ def validate_method(
         describe(method, has_text=False)  # which refuses tensors that a hook has stored
         if few.clients == 1:
             return
-        if int(data.sizes.max()) <= MANY:
+        if int(data.sizes.max()) <= MAX_FULL_ROWS:
             # With all their rows, and the smallest first: programs may read sizes or masks.
             names = (*few.names[few.clients - 1 :: -1], *few.names[few.clients :])
-            whole = filled(_whole(few, data, names))
+            whole = with_other_padding(_whole(few, data, names))
             with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
                 _in_both_precisions(method, whole, ids.flip(0), server_state, _look_at_clients)
         some = _several(data)
-        real = filled(trial_federation(data, some))
+        real = with_other_padding(trial_federation(data, some))
         start = first(method, data, 0, server_state).server
         _in_both_precisions(method, real, some, start, refuse_dependent_clients)
 
@@ -178,7 +178,7 @@ def _in_both_precisions(
 ) -> None:
     """Validate a method; if clients or rows seem to affect each other, repeat it in float64.
 
-    The repetition uses the optimizers of `steadied`, which do not enlarge rounding errors.
+    The repetition uses the optimizers of `with_steady_adam`, which do not enlarge rounding errors.
     """
     look = look or _look
     try:
@@ -187,7 +187,7 @@ def _in_both_precisions(
         if few.device.type == "mps":
             raise
         with default_type(torch.float64), suppress(RuntimeError, IndexError, TypeError):
-            return look(steadied(method), few.to(few.device, torch.float64), ids, server)
+            return look(with_steady_adam(method), few.to(few.device, torch.float64), ids, server)
         raise
 
 
@@ -197,7 +197,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     written, steps = set[str](), list[WatchedStep]()
     phases = (*method.phases, *method.adapt)
-    short = tuple(watched(phase, written, steps) for phase in phases)
+    short = tuple(watched_phase(phase, written, steps) for phase in phases)
     trial = TestRound(method, few, state, short)
     trial_round = _run_round(trial)
     if not all(v.isfinite().all() for v in trial_round.local.values()):
@@ -211,7 +211,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     again.refuse_mixed_rows()
     again.refuse_mixed_clients()
     again.refuse_cut_sites()
-    again.refuse_changing_sites()
+    again.refuse_conditional_sites()
     refuse_still(trial, steps)
     trial.refuse_mixed_clients(trial_round, again.refuse_mixed_clients)
     message = trial.message(trial_round)
@@ -231,13 +231,13 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
     again = Reruns(ProgramChecker(method, few, received, private | received), False)
-    if not again.of_rows:
+    if not again.has_row_sites:
         again.refuse_mixed_clients()
 
 
 def _first(method: Method, few: Federation, ids: Tensor, initial: Tensors | None) -> Tensors:
     """Return the initial server state; raise ValueError for missing tensors or wrong shapes."""
-    with calling("init"), undrawn("init", few.device):
+    with calling("init"), refuse_global_draws("init", few.device):
         initial_state = method.init(stream(0, Stream.START), few.clients)
     server = as_tensors("what init returns", initial_state)
     if initial is not None:
@@ -268,7 +268,7 @@ def _run_round(trial: TestRound) -> TrialRound:
         return ProgramChecker(trial.method, few, received, private | received)
 
     try:
-        with undrawn("a loss", few.device):
+        with refuse_global_draws("a loss", few.device):
             return trial.run_round(trial.ids)
     except Drew:
         look().refuse_wrong_sites()  # its message names the program, if that is the cause

@@ -39,18 +39,18 @@ class Wider(Filled):
         return super().gather(cohort, rows, mask, at, *more, **n)
 
 
-def filled(data: Federation, kind: type[Filled] = Filled) -> Federation:
+def with_other_padding(data: Federation, kind: type[Filled] = Filled) -> Federation:
     """Return a copy of a federation whose batches have different padding rows."""
     return kind(**{f.name: getattr(data, f.name) for f in fields(Federation)})
 
 
-def even(data: Federation) -> Federation:
+def with_even_rows(data: Federation) -> Federation:
     """Return a copy of a federation with equal numbers of rows per client, at most two."""
     most = min(2, int(data.sizes[: data.clients].min()))
     return replace(data, train=tuple(rows[:most] for rows in data.train))
 
 
-def narrowed(batch: Batch, rows: int | None) -> Batch:
+def narrow_batch(batch: Batch, rows: int | None) -> Batch:
     """Return a batch with only the first `rows` rows of each client, or with all if None."""
     names = ("x", "y", "mask", "at", "weights")
     parts = {n: v[:, :rows] for n in names if (v := getattr(batch, n)) is not None}

@@ -26,8 +26,8 @@ from pyrofl.models.guides.basic import Family, Shapes
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
-LARGEST = 2_000  # parameters of a client that a full covariance is made for
-POINTS = 1_024  # draws that moments of a copula, even ones, and of a flow are taken from
+MAX_PARAMETERS = 2_000  # parameters of a client that a full covariance is made for
+NUM_MOMENT_DRAWS = 1_024  # draws that moments of a copula, even ones, and of a flow are taken from
 
 
 @checked
@@ -90,7 +90,7 @@ def copula(
 
     def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each standardized variable, by numerical quadrature."""
-        even = (torch.arange(POINTS).to(spread_tensors["skew"]) + 0.5) / POINTS
+        even = (torch.arange(NUM_MOMENT_DRAWS).to(spread_tensors["skew"]) + 0.5) / NUM_MOMENT_DRAWS
         # [POINTS, 1, ...], to broadcast with [..., d].
         y = torch.special.ndtri(even).reshape(-1, *(1 for _ in spread_tensors["skew"].shape))
         transformed, _ = marginal(spread_tensors, y)
@@ -190,10 +190,12 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         def moments(spread_tensors: Tensors) -> tuple[Tensor, Tensor]:
             """Return mean and variance of the transformed noise, by quasi-Monte Carlo draws."""
             like = spread_tensors["log_sd"]
-            uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
+            uniform = SobolEngine(d, scramble=True, seed=0).draw(NUM_MOMENT_DRAWS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
             # [POINTS, ..., d]
-            e = e.reshape(POINTS, *(1 for _ in like.shape[:-1]), d).expand(POINTS, *like.shape)
+            e = e.reshape(NUM_MOMENT_DRAWS, *(1 for _ in like.shape[:-1]), d).expand(
+                NUM_MOMENT_DRAWS, *like.shape
+            )
             drawn, _ = f(spread_tensors, e)
             return drawn.mean(0), drawn.var(0)
 
@@ -270,10 +272,10 @@ def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
 def _few(shapes: Shapes) -> int:
     """Return the number of parameters; raise ValueError if too large for a full covariance."""
     d = _size(shapes)
-    if d > LARGEST:
+    if d > MAX_PARAMETERS:
         raise ValueError(
             f"a full covariance of {d} parameters has {d * (d + 1) // 2} numbers per client; "
-            f"expected at most {LARGEST} parameters, or low_rank"
+            f"expected at most {MAX_PARAMETERS} parameters, or low_rank"
         )
     return d
 

@@ -46,17 +46,19 @@ from pyrofl.tensors import Tensors, add_trailing_axes, generator, times
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
 LATTICE = 32, 128  # of more effects, in all
 MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by eta
-CLOSE = 1e-10  # Newton decrement that ends them
+NEWTON_TOLERANCE = 1e-10  # Newton decrement that ends them
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
-LOST = 10.0  # rounding error of a log density that excludes it
+MAX_ROUNDING_ERROR = 10.0  # rounding error of a log density that excludes it
 EXACT_DIGITS = 1e-12  # pivot that is exact to some digits, relative to its diagonal of A
-INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
+# Negative curvature of log L that is kept, relative to that of the cavity.
+MAX_NEGATIVE_CURVATURE = 0.5
 UNKNOWN = (
     "the likelihood of a client is 0, not finite or without derivatives at all points searched, "
     "which are near the posterior given the other clients: check its rows and the program"
 )
-NEGLIGIBLE = 1e-6  # weight of nodes without derivatives
-APART, LOWER = 4.0, 10.0  # distance in sds, and log density, of a second maximum that counts
+MAX_UNKNOWN_WEIGHT = 1e-6  # weight of nodes without derivatives
+# Distance in sds, and log density, of a second maximum that counts.
+MIN_MODE_DISTANCE, MAX_MODE_DEPTH = 4.0, 10.0
 
 
 def integrate(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
@@ -82,7 +84,7 @@ def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Ten
     # Both terms are as large as the squares over the noise variance, and cancel each other: where
     # that loses all digits, as for a tiny noise, errors are not to look like a high density.
     error = noise * sums["square"][0] * torch.finfo(total.dtype).eps
-    return torch.where(error > LOST, -torch.inf, total)
+    return torch.where(error > MAX_ROUNDING_ERROR, -torch.inf, total)
 
 
 def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
@@ -190,9 +192,9 @@ class Factor(NamedTuple):
             heights.append(expansion.value - 0.5 * (off * times(self.precision, off)).sum(-1))
             precisions.append(self.precision - expansion.hessian)
         for i, j in ((0, 1), (0, 2), (1, 2)):
-            off, near = maxima[i] - maxima[j], (heights[i] - heights[j]).abs() < LOWER
+            off, near = maxima[i] - maxima[j], (heights[i] - heights[j]).abs() < MAX_MODE_DEPTH
             for precision in (precisions[i], precisions[j]):
-                near = near & ((off * times(precision, off)).sum(-1) > APART**2)
+                near = near & ((off * times(precision, off)).sum(-1) > MIN_MODE_DISTANCE**2)
             several = several | (near & curved)
         best = torch.stack([heights[0] + 1e-6, *heights[1:]]).nan_to_num(nan=-torch.inf).argmax(0)
         highest = torch.stack(maxima)[best, torch.arange(len(mean))]
@@ -209,9 +211,9 @@ class Factor(NamedTuple):
             slope = best.score - times(self.precision, off)
             lower, values, vectors = self._relative_curvature(best)
             basis = torch.linalg.solve_triangular(lower.mT, vectors, upper=True)
-            size = 1 + values.clamp(min=-INDEFINITE)  # minus the Hessian in this basis
+            size = 1 + values.clamp(min=-MAX_NEGATIVE_CURVATURE)  # minus the Hessian in this basis
             way = times(basis, times(basis.mT, slope) / size)
-            done = done | ((slope * way).sum(-1) < CLOSE) | (share < 1e-8)
+            done = done | ((slope * way).sum(-1) < NEWTON_TOLERANCE) | (share < 1e-8)
             if bool(done.all()):
                 break
             new = at + torch.where(done, 0.0, share)[:, None] * way
@@ -234,7 +236,7 @@ class Factor(NamedTuple):
         """Return minus the Hessian of log L [C, p, p], bounded below relative to the cavity."""
         lower, values, vectors = self._relative_curvature(expansion)
         half = lower @ vectors
-        bounded: Tensor = (half * values.clamp(min=-INDEFINITE)[:, None]) @ half.mT
+        bounded: Tensor = (half * values.clamp(min=-MAX_NEGATIVE_CURVATURE)[:, None]) @ half.mT
         return bounded
 
     def _relative_curvature(self, expansion: Expansion) -> tuple[Tensor, Tensor, Tensor]:
@@ -273,7 +275,7 @@ class Factor(NamedTuple):
         inner = torch.einsum("cij,sj->sci", root, nodes.to(u))  # [S, C, m]
         eta = mode + inner
         u = u.expand(len(nodes), -1, -1)
-        exact = self.predictors and self.predictors.at(u[..., reads], eta)
+        exact = self.predictors and self.predictors.derivatives_at(u[..., reads], eta)
         value, slopes, second = self._closed(exact) if exact else self._automatic(u, eta)
         log_w = value - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]  # [S, C]
         log_w = log_w.nan_to_num(nan=-torch.inf)
@@ -289,7 +291,7 @@ class Factor(NamedTuple):
         cross = torch.einsum("sc,sci,scj->cij", w, off, s)
         log_l = log_w.logsumexp(0) + torch.linalg.slogdet(root).logabsdet
         unknown = (w * slopes.isnan().any(-1)).sum(0)
-        log_l = torch.where(unknown > NEGLIGIBLE, torch.nan, log_l)
+        log_l = torch.where(unknown > MAX_UNKNOWN_WEIGHT, torch.nan, log_l)
         return Expansion(log_l, score, hessian, mode, mean, inverse, cross)
 
     def _closed(self, exact: Derivatives) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
@@ -298,7 +300,7 @@ class Factor(NamedTuple):
         The function returns the weighted sums of Hessians [C, p, p].
         """
         some = slice(0, len(self.structure.reads))
-        return exact.value, exact.score(some), partial(exact.hessian, some=some)
+        return exact.log_likelihood, exact.score(some), partial(exact.hessian, some=some)
 
     def _automatic(
         self, u: Tensor, eta: Tensor
@@ -334,17 +336,19 @@ class Factor(NamedTuple):
         (one, root, high), (other, _, low) = (self._mode(u, start) for start in (way, -way))
         with rejecting():
             apart = torch.linalg.solve(root, (one - other)[..., None])[..., 0]
-        several: Tensor = (high - low).abs() < LOWER
-        several &= bent & (apart.square().sum(-1) > APART**2)
+        several: Tensor = (high - low).abs() < MAX_MODE_DEPTH
+        several &= bent & (apart.square().sum(-1) > MIN_MODE_DISTANCE**2)
         return several
 
     def _of_effects(self, u: Tensor, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(y, eta | u) [C], its gradient [C, m], and minus its Hessian [C, m, m]."""
         reads, p = self.structure.reads, len(self.structure.reads)
-        if exact := self.predictors and self.predictors.at(u[None][..., reads], eta[None]):
-            value = exact.value[0] - 0.5 * eta.square().sum(-1)
+        if exact := self.predictors and self.predictors.derivatives_at(
+            u[None][..., reads], eta[None]
+        ):
+            value = exact.log_likelihood[0] - 0.5 * eta.square().sum(-1)
             slope = exact.score(slice(p, None))[0].nan_to_num(0.0, 0.0, 0.0)
-            second = exact.hessian(torch.ones_like(exact.value), slice(p, None))
+            second = exact.hessian(torch.ones_like(exact.log_likelihood), slice(p, None))
             return value, slope - eta, torch.eye(eta.shape[-1]).to(eta) - second
         eta = eta.detach().requires_grad_()
         with torch.enable_grad():
@@ -377,7 +381,7 @@ class Factor(NamedTuple):
             root = torch.where(good[:, None, None], new_root, root)
             way = torch.where(good[:, None], new, way)
             share = torch.where(good, 1.0, share / 4)
-            done = done | (good & ((new * slope).sum(-1) < CLOSE)) | (share < 1e-8)
+            done = done | (good & ((new * slope).sum(-1) < NEWTON_TOLERANCE)) | (share < 1e-8)
             if bool(done.all()):
                 break
         return best, root, height

@@ -18,8 +18,8 @@ from pyrofl.inference.definition.programs import NONCENTERED, Program
 from pyrofl.models.likelihood_factors.linear import has_constant_noise, is_linear, with_linear_mask
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
-    CLIENTS,
-    EXACT,
+    DERIVATIVE_TOLERANCE,
+    NUM_CHECKED_CLIENTS,
     OtherStructure,
     Structure,
     blank,
@@ -38,8 +38,8 @@ from pyrofl.models.shared.unconstrained import (
 from pyrofl.user_warnings import warn_user
 
 MAX_ROWS_WITH_EFFECTS = 16  # largest number of rows of a client whose rows have effects
-NEARER = (1e-3, 1e-6, 1e-9)  # parts of the prior in which a likelihood may be curved
-CHECKED = 4  # random points at which each client checks the structure
+PRIOR_FRACTIONS = (1e-3, 1e-6, 1e-9)  # parts of the prior in which a likelihood may be curved
+NUM_CHECKED_POINTS = 4  # random points at which each client checks the structure
 
 
 def find_structure(
@@ -60,7 +60,7 @@ def find_structure(
                 return _found(program, data, shown, shown.clients, shared, improper_sd)
             except (RuntimeError, IndexError) as error:  # such as of a matrix of covariates
                 raise unsuitable(error) from error
-    return _found(program, data, data, min(CLIENTS, data.clients), shared, improper_sd)
+    return _found(program, data, data, min(NUM_CHECKED_CLIENTS, data.clients), shared, improper_sd)
 
 
 def _found(
@@ -157,7 +157,7 @@ def _refuse(structure: Structure, batch: Batch) -> None:
         )
     if not structure.client_sites.size:
         return
-    u, eta = random_points(structure, batch, count=CHECKED)
+    u, eta = random_points(structure, batch, count=NUM_CHECKED_POINTS)
     u = u[:, :1].expand_as(u)  # [S, C, d], equal for all clients
     with torch.no_grad():
         roots = structure.evaluate(u, eta, batch).roots
@@ -167,8 +167,8 @@ def _refuse(structure: Structure, batch: Batch) -> None:
         raise OtherStructure(f"the scale of {names} depends on a client's data")
     unread = torch.ones(structure.shared_sites.size, dtype=torch.bool)
     unread[structure.reads] = False
-    _, of_u, _ = _slopes(structure, batch, 2, count=CHECKED)
-    wrong = unread & bool(len(of_u)) & ~(of_u.abs() < EXACT).all(0)  # [d]
+    _, of_u, _ = _slopes(structure, batch, 2, count=NUM_CHECKED_POINTS)
+    wrong = unread & bool(len(of_u)) & ~(of_u.abs() < DERIVATIVE_TOLERANCE).all(0)  # [d]
     if bool(wrong.any()):
         sizes = [len(site.mean) for site in structure.shared_sites.sites]
         parts = zip(structure.shared_sites.sites, wrong.split(sizes), strict=True)
@@ -244,7 +244,7 @@ def _check_curvature(structure: Structure, batch: Batch) -> None:
         raise OtherStructure("the log likelihood is piecewise constant")
     if _is_curved(structure, batch, 1.0):
         return
-    if any(_is_curved(structure, batch, share) for share in NEARER):
+    if any(_is_curved(structure, batch, share) for share in PRIOR_FRACTIONS):
         raise OtherStructure(
             "the log likelihood is curved only in a small part of the prior, as with covariates "
             "that are not scaled"
@@ -269,7 +269,7 @@ def _is_curved(structure: Structure, batch: Batch, share: float) -> bool:
         slope, at = (of_eta, eta) if bool(of_eta.any()) else (of_u, u)
         size = float(slope.detach().abs().max())
         (bend,) = torch.autograd.grad(slope.square().sum() + 0 * at.sum(), at)
-    return not size or not float(bend.abs().max()) <= EXACT * size**2
+    return not size or not float(bend.abs().max()) <= DERIVATIVE_TOLERANCE * size**2
 
 
 def _has_steps(structure: Structure, batch: Batch) -> bool:
@@ -317,7 +317,7 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
             if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
                 pairs = {**structure.correlated, site.name: root.name}
                 new = replace(structure, correlated=pairs)
-                if float(_slopes(new, batch)[1][:, at].detach().abs().max()) < EXACT:
+                if float(_slopes(new, batch)[1][:, at].detach().abs().max()) < DERIVATIVE_TOLERANCE:
                     structure = new
     return structure
 
@@ -337,7 +337,10 @@ def _scaled(structure: Structure, batch: Batch) -> Structure:
     for i in structure.shared_sites.each("positive").nonzero()[:, 0].tolist():
         power = torch.linalg.lstsq(growth, of_u[:, i : i + 1], driver="gelsd").solution[:, 0]
         left = (growth @ power - of_u[:, i]).abs().max()
-        if float(left) < EXACT and float((power - power.round()).abs().max()) < EXACT**0.5:
+        if (
+            float(left) < DERIVATIVE_TOLERANCE
+            and float((power - power.round()).abs().max()) < DERIVATIVE_TOLERANCE**0.5
+        ):
             powers[:, i] = power.round() + 0.0  # no negative zero
     begin = 0
     for site in structure.client_sites.sites:
@@ -362,6 +365,6 @@ def _reads(structure: Structure, batch: Batch) -> Structure:
         grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
         (of_roots,) = torch.autograd.grad(grown, u)
     scales = of_roots.abs().sum((0, 1)) > 0  # [d]
-    left = of_u.abs().amax(0) < EXACT
+    left = of_u.abs().amax(0) < DERIVATIVE_TOLERANCE
     mixed = bool((scales & ~left).any())
     return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)

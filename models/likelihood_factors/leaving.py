@@ -23,7 +23,7 @@ from pyrofl.inference.posteriors.proposals import bridge
 from pyrofl.tensors import Tensors
 
 MIN_EFFECTIVE_SHARE = 0.8  # effective part of the draws that are resampled, as few have heavy tails
-EFFECTIVE = 10  # draws for each variable, for the moments of a cavity
+MIN_ESS_PER_VARIABLE = 10  # draws for each variable, for the moments of a cavity
 MIN_RELATIVE_VARIANCE = 1e-9  # variance of a cavity, relative to that of the draws
 
 
@@ -53,7 +53,7 @@ def sufficient(weight: Tensor, size: int) -> Tensor:
 
     Moments of few effective draws would not have a covariance of `size` variables.
     """
-    enough = (1 / weight.square().sum(0) / (EFFECTIVE * size)).clamp(max=1.0)
+    enough = (1 / weight.square().sum(0) / (MIN_ESS_PER_VARIABLE * size)).clamp(max=1.0)
     return enough * weight + (1 - enough) / len(weight)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch
 from pyrofl.models.likelihood_factors.structure import (
-    EXACT,
+    DERIVATIVE_TOLERANCE,
     Response,
     Structure,
     blank,
@@ -53,7 +53,7 @@ def is_linear(structure: Structure, batch: Batch) -> bool:
         return False
     # Known standard deviations may differ by row; unknown ones must be those of the server.
     expected = response.sd[:1] if has_constant_noise(structure) else server.sd
-    alike = torch.allclose(response.sd, expected.expand_as(response.sd), rtol=EXACT)
+    alike = torch.allclose(response.sd, expected.expand_as(response.sd), rtol=DERIVATIVE_TOLERANCE)
     return alike and _has_linear_mean(structure, u[:2, 0], batch)
 
 
@@ -99,12 +99,14 @@ def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
     points = torch.cat([torch.stack([0 * a, a, b, a + b]), times[:, None] * a])  # [S, n]
     response, same = (_response(structure, middle, points, batch) for middle in u)
     one, other = response.mean, same.mean
-    size = EXACT * (1 + one[:4].abs().amax(0))
+    size = DERIVATIVE_TOLERANCE * (1 + one[:4].abs().amax(0))
     straight = (one[3] - one[1] - one[2] + one[0]).abs() <= size
     expected = one[0] + times.view(-1, *[1] * (one.dim() - 1)) * (one[1] - one[0])
-    far = EXACT * (1 + one[4:].abs() + expected.abs())
+    far = DERIVATIVE_TOLERANCE * (1 + one[4:].abs() + expected.abs())
     straight &= ((one[4:] - expected).abs() <= far).all(0)
-    straight &= ((response.sd - response.sd[0]).abs() <= EXACT * response.sd[0]).all(0)
+    straight &= ((response.sd - response.sd[0]).abs() <= DERIVATIVE_TOLERANCE * response.sd[0]).all(
+        0
+    )
     return bool(straight.all()) and bool(((one - other).abs() <= size).all())
 
 

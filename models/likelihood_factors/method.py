@@ -20,7 +20,7 @@ from pyrofl.inference.definition.metadata import (
     Monitor,
 )
 from pyrofl.inference.definition.method import Method, Phase, View
-from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
+from pyrofl.inference.hmc import DRAWS_PER_CHAIN, NUM_CHAINS, LogDensity, hmc
 from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.captured import CapturedPrior
 from pyrofl.models.likelihood_factors.factors import (
@@ -47,21 +47,21 @@ from pyrofl.models.likelihood_factors.rules import rules
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
-from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.tensors import Tensors, add_trailing_axes, spread_out, under
 
-CELLS = 4_000_000  # numbers in a tensor
+MAX_CELLS = 4_000_000  # numbers in a tensor
 MIN_EFFECTIVE_SHARE = 0.1  # effective part of the old draws, from which changes can be seen
 CURE = 'use pvi.hierarchical (method="pvi" in pyrofl.hierarchical and pyrofl.regression)'
-MIXED = 1.1  # R-hat above which the server's chains have not mixed
+MAX_R_HAT = 1.1  # R-hat above which the server's chains have not mixed
 UNMIXED = (
     "the server's chains have not mixed, so that its draws are unreliable; more rounds will not "
     "help: reparametrize the program, as from a non-centered to a centered form or to "
     f"MultivariateNormal effects, or {CURE}"
 )
 
-SMALLEST = 0.125  # part of the changes of factors that a round makes at least
-OVERSHOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
+MIN_CHANGE_FRACTION = 0.125  # part of the changes of factors that a round makes at least
+MIN_OVERSHOOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
 IMPROPER = f"the product of prior and factors is not a distribution; {CURE}"
 
 
@@ -115,7 +115,7 @@ class LikelihoodFactors:
                     "mean sd": Moments(
                         self.structure.shared_sites.moments, undamped=True, noise=self.noise
                     ),
-                    "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
+                    "server/r_hat": Monitor(MAX_R_HAT, UNMIXED, required=True, lasting=True),
                     "server/multimodal": Monitor(
                         0.0,
                         "the likelihoods of that many clients have several maxima, so the "
@@ -140,7 +140,9 @@ class LikelihoodFactors:
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the factors with 1, and the draws with a normal that stands for the prior."""
         mean, sd = (v.double() for v in self.structure.shared_sites.prior())
-        noise = torch.randn(CHAINS * KEPT, len(mean), generator=source, dtype=torch.float64)
+        noise = torch.randn(
+            NUM_CHAINS * DRAWS_PER_CHAIN, len(mean), generator=source, dtype=torch.float64
+        )
         n = len(self.structure.reads) + self.structure.client_sites.size
         shapes = {"shift": (n,), "precision": (n, n)}
         none = {n: mean.new_zeros(clients, *shapes.get(n, ())) for n in (*self.parts, "reported")}
@@ -151,7 +153,7 @@ class LikelihoodFactors:
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
-        u, reads = precise(server["server/draws"]), self.structure.reads
+        u, reads = to_cpu_double(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
         weight = sufficient(truncated(-value), len(reads))  # [S, C]
@@ -188,16 +190,16 @@ class LikelihoodFactors:
         models are exact at once, so that they are changed in full.
         """
         new = under("server", message | {"reported": torch.ones(len(ids))})
-        draws, share = precise(server["server/draws"]), float(server["server/share"])
+        draws, share = to_cpu_double(server["server/draws"]), float(server["server/share"])
         while True:
             tables = {}
             for name in self.tables:
-                old, value = precise(server[name]), precise(new[name])
+                old, value = to_cpu_double(server[name]), to_cpu_double(new[name])
                 if name != "server/reported":
                     value = old[ids].lerp(value, share)
                 tables[name] = old.index_copy(0, ids, value)
             proper = self._may_be_proper({n: tables[f"server/{n}"] for n in self.parts}, draws)
-            if proper or share <= SMALLEST or self.structure.linear is not None:
+            if proper or share <= MIN_CHANGE_FRACTION or self.structure.linear is not None:
                 return tables
             share /= 2
 
@@ -206,21 +208,21 @@ class LikelihoodFactors:
 
         It does if it turns back, by at least half of its last change and of a standard deviation.
         """
-        change = (mean - precise(server["mean"])) / precise(server["sd"])
-        last, share = precise(server["server/change"]), server["server/share"]
+        change = (mean - to_cpu_double(server["mean"])) / to_cpu_double(server["sd"])
+        last, share = to_cpu_double(server["server/change"]), server["server/share"]
         size = float(change.norm())
-        back = float(change @ last) < 0 and size > OVERSHOT * max(1.0, float(last.norm()))
+        back = float(change @ last) < 0 and size > MIN_OVERSHOOT * max(1.0, float(last.norm()))
         # The mean also turns back as other clients report for the first time.
         whole = bool(server["server/reported"].all()) and self.structure.linear is None
         if back and whole:
-            share = (share / 2).clamp(min=SMALLEST)
+            share = (share / 2).clamp(min=MIN_CHANGE_FRACTION)
         return {"server/change": change, "server/share": share}
 
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
         """Draw the shared variables again, with other factors of clients."""
         reported = factors["server/reported"]
-        factors = {n: precise(factors[f"server/{n}"]) for n in self.parts}
-        u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        factors = {n: to_cpu_double(factors[f"server/{n}"]) for n in self.parts}
+        u, old = (to_cpu_double(server[f"server/{n}"]) for n in ("draws", "log_density"))
         if not self._may_be_proper(factors, u):
             raise AggregationError(IMPROPER)
         begun = bool(server["server/precision"].any())
@@ -235,8 +237,8 @@ class LikelihoodFactors:
                 f"the product of prior and factors has no point of finite density; {CURE}"
             )
         weight = change.softmax(0)
-        starts = weight.clamp(max=4 / CHAINS) + 1e-300
-        start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
+        starts = weight.clamp(max=4 / NUM_CHAINS) + 1e-300
+        start = u[torch.multinomial(starts, NUM_CHAINS, True, generator=source)]
         variables = self._variables(factors, start)
         sampled_draws = hmc(self._sampled(factors, variables), variables.sampled(start), source)
         with torch.no_grad():
@@ -258,29 +260,29 @@ class LikelihoodFactors:
 
     def others(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send one client draws of the posterior given all other clients; see `without`."""
-        u = precise(server["server/others"])
+        u = to_cpu_double(server["server/others"])
         return self._given(u, self.log_density(u, self._factors(server)), server, cohort)
 
     def densities(
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of shared draws, up to one constant; see `Factors`."""
-        u = precise(self.structure.shared_sites.freed(sites)[0])
+        u = to_cpu_double(self.structure.shared_sites.freed(sites)[0])
         with torch.no_grad():
             every = self.log_density(u, self._factors(server))
         own = self.factors_at(u, server, cohort)
-        others = every - own - precise(server["server/level"])
+        others = every - own - to_cpu_double(server["server/level"])
         return every.to(log_prior), others.to(log_prior), others.to(log_prior)
 
     def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
         """Return the log [S] of one client's factor at draws [S, d]."""
         factors = self._own(server, cohort)
-        pieces = self._pieces(precise(u), factors)
+        pieces = self._pieces(to_cpu_double(u), factors)
         return torch.cat([integrate(*some, factors) for some in pieces])[:, 0]
 
     def _factors(self, server: Tensors) -> Tensors:
         """Return the factors of all clients."""
-        return {n: precise(server[f"server/{n}"]) for n in self.parts}
+        return {n: to_cpu_double(server[f"server/{n}"]) for n in self.parts}
 
     def _moved(self, server: Tensors, u: Tensor, weight: Tensor) -> Tensors:
         """Return mean and sd, changed as those of the old draws under new weights.
@@ -290,8 +292,8 @@ class LikelihoodFactors:
         mean = weight @ u
         sd = (weight @ (u - mean).square()).sqrt()
         return {
-            "mean": precise(server["mean"]) + mean - u.mean(0),
-            "sd": precise(server["sd"]) * sd / u.std(0, correction=0),
+            "mean": to_cpu_double(server["mean"]) + mean - u.mean(0),
+            "sd": to_cpu_double(server["sd"]) * sd / u.std(0, correction=0),
         }
 
     def log_density(self, u: Tensor, factors: Tensors) -> Tensor:
@@ -338,9 +340,9 @@ class LikelihoodFactors:
         for standard deviations of nearly normal draws, by sqrt(2), and where a round makes a part
         of the changes only.
         """
-        u, share = precise(server["server/draws"]), float(server["server/share"])
-        chains = u.unflatten(0, (-1, CHAINS)).mean(0)
-        error = (chains.std(0) / u.std(0)).max() / CHAINS**0.5
+        u, share = to_cpu_double(server["server/draws"]), float(server["server/share"])
+        chains = u.unflatten(0, (-1, NUM_CHAINS)).mean(0)
+        error = (chains.std(0) / u.std(0)).max() / NUM_CHAINS**0.5
         return 2 * 2**0.5 * share * float(error.nan_to_num(0.0))
 
     def _may_be_proper(self, factors: Tensors, u: Tensor) -> bool:
@@ -369,7 +371,7 @@ class LikelihoodFactors:
 
     def _own(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Return the given clients' factors; 0 of new clients."""
-        tables = {n: precise(server[f"server/{n}"]) for n in self.parts}
+        tables = {n: to_cpu_double(server[f"server/{n}"]) for n in self.parts}
         ids, clients = cohort.ids.cpu(), len(tables["shift"])
         at, is_reported = ids.clamp(max=clients - 1), (ids < clients).double()
         return {n: v[at] * add_trailing_axes(is_reported, v) for n, v in tables.items()}
@@ -378,7 +380,7 @@ class LikelihoodFactors:
         """Yield some draws [S, d] after the other, as the arguments of `integrate`."""
         with torch.no_grad():
             _, roots, noise = self._stated(self._evaluated(u))
-        step = max(1, CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
+        step = max(1, MAX_CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
         parts = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
         return zip(*parts, strict=True)
 
@@ -420,7 +422,7 @@ class LikelihoodFactors:
         if self.structure.linear is not None:
             factor_tensors = statistics(self.structure, rows) | {"mean": received["mean"]}
         else:
-            mean, cavity, root = (precise(received[n]) for n in ("mean", "cavity", "root"))
+            mean, cavity, root = (to_cpu_double(received[n]) for n in ("mean", "cavity", "root"))
             factor_tensors = Factor(self.structure, mean, cavity, root, rows).update()
         return {n: v.to(batch.size.device) for n, v in factor_tensors.items()}
 
@@ -432,7 +434,7 @@ class LikelihoodFactors:
 
     def posterior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the server's draws, and its own effects given each of them."""
-        u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        u, log_density = (to_cpu_double(server[f"server/{n}"]) for n in ("draws", "log_density"))
         return self._given(u, log_density, server, cohort)
 
     def _given(self, u: Tensor, log_density: Tensor, server: Tensors, cohort: Cohort) -> Tensors:
@@ -452,7 +454,7 @@ class LikelihoodFactors:
 
     def listed(self, server: Tensors) -> ServerDraws:
         """Return the server's draws as noise, in the variables of its sampler."""
-        u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        u, log_density = (to_cpu_double(server[f"server/{n}"]) for n in ("draws", "log_density"))
         factors = self._factors(server)
 
         def listed_at(u: Tensor, found: ProgramDensities) -> tuple[Tensors, Tensor]:
@@ -465,7 +467,7 @@ class LikelihoodFactors:
         """Return whether the server's draws are of the exact posterior of all clients."""
         mixed, missing = (float(server[f"server/{n}"]) for n in ("r_hat", "missing"))
         exact = is_exact_after_one_round(self.structure, server["server/shift"].dtype)
-        return exact and mixed <= MIXED and not missing
+        return exact and mixed <= MAX_R_HAT and not missing
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""

@@ -16,7 +16,7 @@ from pyrofl.inference.training.noise import is_unset_latent
 from pyrofl.models.shared.unconstrained import as_deterministic
 
 
-class NonCentered(Messenger):
+class NonCenteredRoots(Messenger):
     """Pyro handler that writes own normal sites as loc + root NAME_noncentered; it keeps each root.
 
     A root is a matrix [..., k, k] of a multivariate normal, or scales [..., *p].

@@ -25,9 +25,9 @@ from torch.distributions import constraints
 
 from pyrofl.inference.definition.elbo import observed, per_draw, weighed
 
-CELLS = 4_000_000  # numbers of rows and variables in one run of the program
-LINEAR = 1e-8  # relative error of a linear predictor
-EXACT = 1e-6  # relative error of the derivatives
+MAX_CELLS = 4_000_000  # numbers of rows and variables in one run of the program
+LINEARITY_TOLERANCE = 1e-8  # relative error of a linear predictor
+DERIVATIVE_TOLERANCE = 1e-6  # relative error of the derivatives
 REAL, POSITIVE, UNIT = "real", "positive", "unit"
 BOUNDED_BELOW = (constraints.greater_than, constraints.greater_than_eq)
 
@@ -47,7 +47,7 @@ class Parameter(NamedTuple):
             return self.value.log()
         return self.value.logit() if self.kind == UNIT else self.value
 
-    def slopes(self) -> tuple[Tensor, Tensor]:
+    def inverse_link_derivatives(self) -> tuple[Tensor, Tensor]:
         """Return the first and second derivatives of the parameter by its predictor."""
         value = self.value.detach()
         if self.kind == POSITIVE:
@@ -62,7 +62,7 @@ class Derivatives(NamedTuple):
     """Log likelihood at points [S, C], and derivatives by the rows' predictors, [S, C, B] each."""
 
     design: list[Tensor]  # X_k, [C, B, p + m]
-    value: Tensor
+    log_likelihood: Tensor
     slopes: list[Tensor]  # g_k
     curvature: list[list[Tensor]]  # W_kj
 
@@ -112,7 +112,7 @@ class Predictors:
         first = _predictors(run, middle[None], p)
         if first is None:
             return None
-        step = max(1, CELLS // (max(p + m, 1) * max(v[0].numel() for v in first)))
+        step = max(1, MAX_CELLS // (max(p + m, 1) * max(v[0].numel() for v in first)))
         columns: list[list[Tensor]] = [[] for _ in first]
         for unit in torch.eye(p + m, dtype=at.dtype).split(step):
             moved = _predictors(run, middle + unit[:, None], p)  # of [step, C, B]
@@ -128,7 +128,7 @@ class Predictors:
         predictors = cls(run, constant, design)
         return predictors if predictors._agree(middle, p, automatic) else None
 
-    def at(self, u: Tensor, eta: Tensor) -> Derivatives | None:
+    def derivatives_at(self, u: Tensor, eta: Tensor) -> Derivatives | None:
         """Return the derivatives at u [S, C, p] and eta [S, C, m]; None where z is not linear."""
         with torch.no_grad():
             trace = self.run(u, eta)
@@ -144,7 +144,7 @@ class Predictors:
             leaves = [parameter.value for parameter in parameters]
             slopes = _gradients(value.sum(), leaves, True)
             rows = [_gradients(slope.sum(), leaves, False) for slope in slopes]
-        changes = [parameter.slopes() for parameter in parameters]
+        changes = [parameter.inverse_link_derivatives() for parameter in parameters]
         g = [slope.detach() * one for slope, (one, _) in zip(slopes, changes, strict=True)]
         curvature = [
             [w * changes[k][0] * one for w, (one, _) in zip(row, changes, strict=True)]
@@ -156,7 +156,9 @@ class Predictors:
             z = parameter.predictor().detach()
             linear = self.constant[k] + torch.einsum("cbi,sci->scb", self.design[k], v)
             unused = (g[k] == 0) & (curvature[k][k] == 0)  # as of rows that only pad
-            if not bool((unused | ((z - linear).abs() <= LINEAR * (1 + z.abs()))).all()):
+            if not bool(
+                (unused | ((z - linear).abs() <= LINEARITY_TOLERANCE * (1 + z.abs()))).all()
+            ):
                 return None
         return Derivatives(self.design, value.detach(), g, curvature)
 
@@ -165,22 +167,25 @@ class Predictors:
         off = 0.1 * torch.linspace(-1, 1, middle.shape[-1], dtype=middle.dtype)
         points = torch.stack([middle + off, middle - 2 * off])  # [2, C, p + m]
         u, eta = points[..., :p], points[..., p:]
-        derivatives, every = self.at(u, eta), slice(None)
+        derivatives, every = self.derivatives_at(u, eta), slice(None)
         if derivatives is None:
             return False
         score, hessian = automatic(u, eta)
-        one = torch.ones_like(derivatives.value[:1])
+        one = torch.ones_like(derivatives.log_likelihood[:1])
         own = [
             Derivatives(
                 self.design,
-                derivatives.value[s : s + 1],
+                derivatives.log_likelihood[s : s + 1],
                 [v[s : s + 1] for v in derivatives.slopes],
                 [[v[s : s + 1] for v in row] for row in derivatives.curvature],
             ).hessian(one, every)
             for s in range(2)
         ]
         pairs = [(derivatives.score(every), score), (torch.stack(own), hessian)]
-        return all(bool(((a - b).abs() <= EXACT * (1 + b.abs().max())).all()) for a, b in pairs)
+        return all(
+            bool(((a - b).abs() <= DERIVATIVE_TOLERANCE * (1 + b.abs().max())).all())
+            for a, b in pairs
+        )
 
 
 def _predictors(run: Run, v: Tensor, p: int) -> list[Tensor] | None:

@@ -14,7 +14,7 @@ from pyrofl.inference.definition.metadata import (
     JointRule,
     Rule,
 )
-from pyrofl.models.shared.matrices import precise, semidefinite, symmetric
+from pyrofl.models.shared.matrices import is_semidefinite, is_symmetric, to_cpu_double
 from pyrofl.tensors import Tensors
 
 
@@ -24,9 +24,9 @@ def rules(
     """Return the rules of the tensors of a factor, given what the clients receive."""
     positive = with_cavity(cavity)
     if not is_linear:
-        whole = Rule("a symmetric matrix", symmetric)
+        whole = Rule("a symmetric matrix", is_symmetric)
         return {"precision": (whole, positive), "shift precision": MODERATE}
-    whole = Rule("a symmetric matrix without negative eigenvalues", semidefinite)
+    whole = Rule("a symmetric matrix without negative eigenvalues", is_semidefinite)
     return {"square count": NOT_NEGATIVE, "*": MODERATE, "precision": (whole, positive)}
 
 
@@ -42,8 +42,11 @@ def with_cavity(cavity: Callable[[Tensors, Cohort], Tensors]) -> JointRule:
 
     def holds(server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
         """Return whether the precisions of factor and cavity have a positive definite sum, [C]."""
-        received, total = cavity(server, cohort), precise(message["precision"]).clone()
-        near, back = precise(received["cavity"]), torch.linalg.inv(precise(received["root"])).mT
+        received, total = cavity(server, cohort), to_cpu_double(message["precision"]).clone()
+        near, back = (
+            to_cpu_double(received["cavity"]),
+            torch.linalg.inv(to_cpu_double(received["root"])).mT,
+        )
         p = near.shape[-1]
         total[:, :p, :p] += near
         total[:, p:, p:] += back @ back.mT

@@ -20,10 +20,10 @@ from pyrofl.models.likelihood_factors.structure import OtherStructure, on_cpu
 from pyrofl.models.shared.unconstrained import traced
 from pyrofl.tensors import generator
 
-CLIENTS = 48  # simulated; one in twelve has each kind of covariates and responses
+NUM_CLIENTS = 48  # simulated; one in twelve has each kind of covariates and responses
 MAX_SIMULATED_ROWS = 16  # of each of them at most
-LEVELS = 64  # of an index at most
-BOUND = 2  # of other covariates
+MAX_LEVELS = 64  # of an index at most
+MAX_COVARIATE = 2  # of other covariates
 PRIOR_DRAWS = 8  # of the prior, at which clients must have a likelihood
 
 
@@ -34,11 +34,11 @@ def simulated(program: Program, data: Federation) -> Federation:
         OtherStructure: if the program has no finite likelihood at any of them.
     """
     rows = _rows(data, _bounds(program, data))
-    batch = on_cpu(rows.batch(torch.arange(CLIENTS)))
-    total = torch.zeros(1, CLIENTS)
+    batch = on_cpu(rows.batch(torch.arange(NUM_CLIENTS)))
+    total = torch.zeros(1, NUM_CLIENTS)
     try:
         for name, site in observed(traced(program, batch, PRIOR_DRAWS)):
-            total = total + per_draw(weighed(site, log_prob(name, site)), CLIENTS)
+            total = total + per_draw(weighed(site, log_prob(name, site)), NUM_CLIENTS)
     except (ValueError, RuntimeError, IndexError) as error:
         raise unsuitable(error) from error
     finite = total.isfinite()
@@ -62,22 +62,22 @@ def _bounds(program: Program, data: Federation) -> Tensor:
 
     def fails(bounds: Tensor) -> bool:
         try:
-            traced(program, on_cpu(_rows(data, bounds).batch(torch.arange(CLIENTS))), 2)
+            traced(program, on_cpu(_rows(data, bounds).batch(torch.arange(NUM_CLIENTS))), 2)
         except ValueError:
             return True
         return False
 
     shape = data.x.shape[1:]
-    bounds = torch.full(shape, BOUND)
-    if not fails(torch.full(shape, LEVELS)) or fails(torch.ones_like(bounds)):
+    bounds = torch.full(shape, MAX_COVARIATE)
+    if not fails(torch.full(shape, MAX_LEVELS)) or fails(torch.ones_like(bounds)):
         return bounds
     lowest = torch.ones(shape, dtype=torch.long)
     for i in range(lowest.numel()):
-        alone = [lowest.clone() for _ in range(LEVELS + 1)]
+        alone = [lowest.clone() for _ in range(MAX_LEVELS + 1)]
         for bound, one in enumerate(alone):
             one.view(-1)[i] = bound
-        if fails(alone[LEVELS]):
-            levels = bisect_left(range(1, LEVELS), True, key=lambda n: fails(alone[n]))
+        if fails(alone[MAX_LEVELS]):
+            levels = bisect_left(range(1, MAX_LEVELS), True, key=lambda n: fails(alone[n]))
             bounds.view(-1)[i] = max(1, levels)
     return bounds
 
@@ -86,18 +86,20 @@ def _rows(data: Federation, bounds: Tensor) -> Federation:
     """Return simulated clients with covariates below the given bounds [*x]."""
     count = min(MAX_SIMULATED_ROWS, int(data.sizes.max()))
     source = generator("simulated rows")
-    x = torch.stack([_even(CLIENTS * count, source) for _ in range(bounds.numel())], -1)
-    x = (x * bounds.flatten()).view(CLIENTS, count, *bounds.shape)  # [C, n, *x]
-    y = _even(CLIENTS * count * data.y[0].numel(), source).view(CLIENTS, count, *data.y.shape[1:])
+    x = torch.stack([_even(NUM_CLIENTS * count, source) for _ in range(bounds.numel())], -1)
+    x = (x * bounds.flatten()).view(NUM_CLIENTS, count, *bounds.shape)  # [C, n, *x]
+    y = _even(NUM_CLIENTS * count * data.y[0].numel(), source).view(
+        NUM_CLIENTS, count, *data.y.shape[1:]
+    )
     x[1::3] = x[1::3].floor()
     x[2::3] = torch.minimum(x[2::3].floor().clamp(min=1), (bounds - 1).double())
     if data.classes:
         y = (y * len(data.classes)).floor()
     else:
-        kind = torch.arange(CLIENTS) // 3 % 4
+        kind = torch.arange(NUM_CLIENTS) // 3 % 4
         y[kind == 0] = y[kind == 0].round()
         y[kind == 2] = 1.0
-    train = torch.arange(CLIENTS * count).split(count)
+    train = torch.arange(NUM_CLIENTS * count).split(count)
     return _federation(
         x.flatten(0, 1).to(data.x.dtype), y.flatten(0, 1).to(data.y.dtype), train, data
     )

@@ -32,16 +32,17 @@ from pyrofl.inference.definition.elbo import (
     weighed,
 )
 from pyrofl.inference.definition.programs import Program
-from pyrofl.models.likelihood_factors.noncentered import NonCentered
-from pyrofl.models.shared.matrices import precise
+from pyrofl.models.likelihood_factors.noncentered import NonCenteredRoots
+from pyrofl.models.shared.matrices import to_cpu_double
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import RowsFilled
 from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
-POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's middle, in its sds
-EXACT = 1e-6  # relative error of derivatives that count as equal
-CLIENTS = 8  # clients whose likelihood is differentiated
+# Random points, and their distance from the prior's middle, in its sds.
+NUM_POINTS, POINT_DISTANCE = 24, 0.5
+DERIVATIVE_TOLERANCE = 1e-6  # relative error of derivatives that count as equal
+NUM_CHECKED_CLIENTS = 8  # clients whose likelihood is differentiated
 
 
 class OtherStructure(ClientError):
@@ -115,15 +116,15 @@ class Structure:
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
-        with RowsFilled(self.client_sites.sites), NonCentered(self.centered):
+        with RowsFilled(self.client_sites.sites), NonCenteredRoots(self.centered):
             self.program(received, local, batch)
 
-    def run(self, u: Tensor, eta: Tensor, batch: Batch) -> tuple[Any, Any, NonCentered]:
+    def run(self, u: Tensor, eta: Tensor, batch: Batch) -> tuple[Any, Any, NonCenteredRoots]:
         """Run the program at u [S, C, d] and eta [S, C, m].
 
         Return Pyro's traces of u and eta and of the program, and the roots that it states.
         """
-        handler = NonCentered(self.centered)
+        handler = NonCenteredRoots(self.centered)
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
             zero = u.new_zeros(*u.shape[:-1], 1)
@@ -167,12 +168,12 @@ class Structure:
         )
         return ProgramDensities(prior, likelihood, roots, response_of(p, batch), loc, scale)
 
-    def trace(self, values: Tensors, batch: Batch, points: int) -> tuple[Any, NonCentered]:
+    def trace(self, values: Tensors, batch: Batch, points: int) -> tuple[Any, NonCenteredRoots]:
         """Run the program at values [S, C, 1, *p] of its shared sites, without own noise.
 
         Return Pyro's trace, and the roots of own sites that the program states.
         """
-        handler = NonCentered(self.centered)
+        handler = NonCenteredRoots(self.centered)
         none = next(iter(values.values())).new_zeros(points, len(batch), 1)
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -243,7 +244,7 @@ def on_cpu(batch: Batch) -> Batch:
     """Return a batch on the CPU, with floating-point values in double precision."""
     names = ("x", "y", "mask", "size", "ids", "at", "weights")
     tensors = {n: v for n in names if (v := getattr(batch, n)) is not None}
-    moved: dict[str, Any] = {n: precise(v) for n, v in tensors.items()}
+    moved: dict[str, Any] = {n: to_cpu_double(v) for n, v in tensors.items()}
     return replace(batch, **moved)
 
 
@@ -261,10 +262,10 @@ def random_points(
 ) -> tuple[Tensor, Tensor]:
     """Return random u [S, C, d] near the middle of the prior, and noise eta [S, C, m]."""
     mean, sd = (v.double() for v in structure.shared_sites.prior())
-    count = count or POINTS + 2 * structure.client_sites.size
+    count = count or NUM_POINTS + 2 * structure.client_sites.size
     source, clients = generator("likelihood factors", *key), len(batch)
     noise = torch.randn(
         count, clients, len(mean) + structure.client_sites.size, generator=source
     ).double()
     u, eta = noise.split([len(mean), structure.client_sites.size], -1)
-    return (mean + NEAR * sd.clamp(max=1.0) * u), eta
+    return (mean + POINT_DISTANCE * sd.clamp(max=1.0) * u), eta

@@ -29,14 +29,15 @@ from pyrofl.tensors import Tensors
 MAX_MODE_STEPS, LBFGS_MEMORY = 200, 10  # of the search for the first mode, and its pairs of changes
 # Rise of a step that ends the search: the mode is then exact to 1e-12 standard deviations, so that
 # searches on a server and in one process, whose sums round differently, end at the same point.
-EXACT, SHORTEST = 1e-24, 1e-12  # and the shortest part of a step
-ROUNDING = 1e-14  # relative error of a density, by which it may fall
-BENT = 1e-9  # least s'y / y'y of a change of point s and of slope y that is used
-RISES = 1e-4  # least rise of a step, relative to that of the tangent
-FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
-SCANNED = 20  # at most as many variables are changed one by one
-RANGE, START = 3.0, 3.0  # sds of the prior, and of the draws, between which they are changed
-LINEAR, GEOMETRIC = 24, 8  # points on each side
+MIN_RISE, MIN_STEP_FRACTION = 1e-24, 1e-12  # and the shortest part of a step
+ROUNDING_TOLERANCE = 1e-14  # relative error of a density, by which it may fall
+MIN_CURVATURE = 1e-9  # least s'y / y'y of a change of point s and of slope y that is used
+MIN_RELATIVE_RISE = 1e-4  # least rise of a step, relative to that of the tangent
+MAX_FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
+MAX_SCANNED = 20  # at most as many variables are changed one by one
+# Sds of the prior, and of the draws, between which they are changed.
+PRIOR_RANGE, DRAW_RANGE = 3.0, 3.0
+NUM_LINEAR_POINTS, NUM_GEOMETRIC_POINTS = 24, 8  # points on each side
 
 
 def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
@@ -51,19 +52,19 @@ def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
     for _ in range(MAX_MODE_STEPS):
         way = _direction(slope, pairs)
         rise, share = float((way * slope).sum()), 1.0
-        if not rise > EXACT:
+        if not rise > MIN_RISE:
             break
         new, (height, there) = at, (value, slope)
-        while share > SHORTEST:
+        while share > MIN_STEP_FRACTION:
             new = at + share * way
             height, there = _with_slope(log_density, new)
-            if height >= value + RISES * share * rise - ROUNDING * abs(value):
+            if height >= value + MIN_RELATIVE_RISE * share * rise - ROUNDING_TOLERANCE * abs(value):
                 break
             share /= 2
         else:
             break
         change, bend = new - at, slope - there
-        if float((change * bend).sum()) > BENT * float(bend.square().sum()):
+        if float((change * bend).sum()) > MIN_CURVATURE * float(bend.square().sum()):
             pairs.append((change, bend))
         at, value, slope = new, height, there
     return at.detach().requires_grad_()
@@ -200,10 +201,10 @@ def mirror_images(layout: Layout, u: Tensor) -> list[tuple[str, Tensor]]:
     parts = torch.arange(len(u)).split([len(site.mean) for site in layout.sites])
     places = {site.name: part for site, part in zip(layout.sites, parts, strict=True)}
     names = [(a,) for a in places] + [tuple(places)]
-    if len(places) <= FLIPPED:
+    if len(places) <= MAX_FLIPPED:
         names += combinations(places, 2)
     changed = {" and ".join(some): torch.cat([places[n] for n in some]) for some in names}
-    if len(u) <= FLIPPED:
+    if len(u) <= MAX_FLIPPED:
         changed |= {f"{n}[{i}]": at[i : i + 1] for n, at in places.items() for i in range(len(at))}
     masks: dict[tuple[bool, ...], str] = {}
     for name, at in changed.items():
@@ -217,7 +218,7 @@ def mirror_images(layout: Layout, u: Tensor) -> list[tuple[str, Tensor]]:
         path = torch.stack([u * (1 - flipped), u * (1 - 2 * flipped)])
         images.append((f"{name} has the other sign", path))
     kinds = {site.name: (len(site.mean), type(site.transform)) for site in layout.sites}
-    for one, other in combinations(places, 2) if len(places) <= FLIPPED else ():
+    for one, other in combinations(places, 2) if len(places) <= MAX_FLIPPED else ():
         if kinds[one] == kinds[other]:
             image = u.clone()
             image[places[one]], image[places[other]] = u[places[other]], u[places[one]]
@@ -234,7 +235,7 @@ def changed_one_by_one(layout: Layout, u: Tensor, sd: Tensor) -> list[tuple[str,
         u: of the draw.
         sd: standard deviations of the draws, [d].
     """
-    if len(u) > SCANNED:
+    if len(u) > MAX_SCANNED:
         return []
     sizes = [len(site.mean) for site in layout.sites]
     names = [
@@ -245,13 +246,18 @@ def changed_one_by_one(layout: Layout, u: Tensor, sd: Tensor) -> list[tuple[str,
     mean, wide = (v.double() for v in layout.prior())
     changes = []
     for i, name in enumerate(names):
-        begin = START * float(sd[i])
+        begin = DRAW_RANGE * float(sd[i])
         for sign in (-1, 1):
-            length = sign * float(mean[i] + sign * RANGE * wide[i] - u[i])
+            length = sign * float(mean[i] + sign * PRIOR_RANGE * wide[i] - u[i])
             if length <= begin:
                 continue
-            steps = (torch.arange(LINEAR, dtype=u.dtype) + 1) / LINEAR * length
-            near = torch.logspace(0, 1, GEOMETRIC, base=length / begin, dtype=u.dtype) * begin
+            steps = (
+                (torch.arange(NUM_LINEAR_POINTS, dtype=u.dtype) + 1) / NUM_LINEAR_POINTS * length
+            )
+            near = (
+                torch.logspace(0, 1, NUM_GEOMETRIC_POINTS, base=length / begin, dtype=u.dtype)
+                * begin
+            )
             off = torch.cat([steps[steps > begin], near]).sort().values
             path = u.repeat(len(off), 1)
             path[:, i] += sign * off

@@ -100,10 +100,10 @@ from pyrofl.models.metavd.hypernetwork import DropoutSource, embed
 from pyrofl.models.metavd.programs import (
     DropoutLayers,
     Sampling,
-    kept,
+    likelihood_of_mean,
     objective,
-    pooled,
     warm_up,
+    zero_pruned,
 )
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
@@ -118,12 +118,12 @@ Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 DECAY = 5e-4  # of the weights of all that the server learns about spreads
 MAX_GRADIENT_NORM = 100.0  # norm of all the server's pseudo-gradients together
-SATURATED = f"server/rates_above_{pruning.HIGH}"
+SATURATED = f"server/rates_above_{pruning.DROPPED_RATE}"
 RUNAWAY = Monitor(
     high=0.5,
     why="the layer before the output is mostly noise, as the divergence pulls rates up in every "
     "round; expected fewer rounds, hyper_step=0.1, a smaller hyper_lr or a smaller beta",
-    words=f"share of dropout rates above {pruning.HIGH}",
+    words=f"share of dropout rates above {pruning.DROPPED_RATE}",
 )
 
 SEARCH_GRID = {
@@ -248,7 +248,7 @@ def build(
                         fn = (prior_of_w or flat)(n, shape, received, local, batch)
                     w[n] = pyro.sample(n, fn)
                 with batch.rows():
-                    outputs = net(theta | (kept(received, w) if prune else w), batch.x)
+                    outputs = net(theta | (zero_pruned(received, w) if prune else w), batch.x)
                     pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)
 
         return model
@@ -359,7 +359,7 @@ def build(
     both = "loc/* spread/*" if q.random else "loc/*"
     pair: tuple[Program, Program] | None = None
     layers = None
-    of_training = pooled(likelihood) if logit_average else likelihood
+    of_training = likelihood_of_mean(likelihood) if logit_average else likelihood
     if q.random and sampling == "activations":
         fast = replace(q, moments=variances) if guide is None and coords == "logvar" else q
         parts = net, fast, shapes, of_training, prior_of_w, coords, prune is not None
@@ -368,9 +368,9 @@ def build(
         pair = layers.programs()
     elif q.random and logit_average:
         pair = model_with(of_training), q
-    moments_of = layers.moments if layers else None
+    precompute = layers.variance_and_divergence if layers else None
     draws = num_particles if q.random else None
-    loss = objective(pair, weights, draws, beta, elapsed, moments_of)
+    loss = objective(pair, weights, draws, beta, elapsed, precompute)
     to_predict = (
         (lambda server, cohort: begun(download(server, cohort))) if head == "code" else None
     )

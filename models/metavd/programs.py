@@ -16,7 +16,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import elbo
-from pyrofl.inference.definition.prior_conversion import probed
+from pyrofl.inference.definition.prior_conversion import probe_prior
 from pyrofl.inference.definition.programs import (
     Guide,
     Likelihood,
@@ -33,7 +33,7 @@ from pyrofl.tensors import Tensors, role, under
 
 Sampling = Literal["activations", "weights"]
 
-WARM_UP = 0.02  # of the rounds, in which the KL's factor grows
+WARM_UP_FRACTION = 0.02  # of the rounds, in which the KL's factor grows
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DropoutLayers:
                     own = role("loc", local)
                     mean, sd2 = {n: own[n] for n in self.shapes}, variance
                     if self.pruned:
-                        mean, sd2 = kept(received, mean), kept(received, sd2)
+                        mean, sd2 = zero_pruned(received, mean), zero_pruned(received, sd2)
                     outputs = noisy(own | mean, sd2, noise, data.x)
                     pyro.sample("y", self.likelihood(outputs, data.x), obs=data.y)
 
@@ -89,8 +89,8 @@ class DropoutLayers:
 
         return model, guide
 
-    def moments(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return what both programs read, so that it is computed once: variance and divergence."""
+    def variance_and_divergence(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Return the variance and divergence that both programs read, to compute them once."""
         variance = self.q.moments(received, local, data)[1]
         known = variance if self.prior is not None or self.coordinates == "logvar" else None
         paid = self.divergences(received, local, data, known)
@@ -125,17 +125,17 @@ class DropoutLayers:
         """Raise ValueError if the KL divergence from the prior has no closed form."""
         for n, shape in self.shapes.items():
             own = getattr(self.prior, "of", lambda _: self.prior)(n)
-            if own is not None and (prior := probed(own, n, shape)) is not None:
+            if own is not None and (prior := probe_prior(own, n, shape)) is not None:
                 one = torch.ones(1, 1, *shape, dtype=torch.float64)
                 divergence(n, normal_event(0 * one, one, len(shape)), prior)
 
 
-def kept(received: Tensors, values: Tensors) -> Tensors:
+def zero_pruned(received: Tensors, values: Tensors) -> Tensors:
     """Set values to zero where the received weights are zero, as they were pruned."""
     return {n: v * (received[f"loc/{n}"] != 0) for n, v in values.items()}
 
 
-def pooled(likelihood: Likelihood) -> Likelihood:
+def likelihood_of_mean(likelihood: Likelihood) -> Likelihood:
     """Return a likelihood of the outputs' mean over draws, as in the authors' code."""
 
     def of_mean(outputs: Tensor, x: Tensor) -> TorchDistribution:
@@ -147,11 +147,11 @@ def pooled(likelihood: Likelihood) -> Likelihood:
 
 def objective(
     pair: tuple[Program, Program] | None,
-    weights: int,
+    num_weights: int,
     num_particles: int | None,
     beta: float | None = None,
     elapsed: float | None = None,
-    moments: Callable[[Tensors, Tensors, Batch], Tensors] | None = None,
+    precompute: Callable[[Tensors, Tensors, Batch], Tensors] | None = None,
 ) -> Loss:
     """Return the loss function: mean -log p(y | w) per row plus beta times mean KL per weight.
 
@@ -159,17 +159,17 @@ def objective(
 
     Args:
         pair: programs to train instead of the method's own; None is these.
-        weights: number of random weights.
+        num_weights: number of random weights.
         num_particles: Monte Carlo draws; None for points.
         beta: weight of the mean divergence per weight.
         elapsed: fraction of the rounds that are over.
-        moments: (received, local, batch) -> further local tensors that the programs read.
+        precompute: (received, local, batch) -> further local tensors that the programs read.
     """
     warmth = warm_up(elapsed)
 
     def share(received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         exact = torch.ones_like(batch.size)
-        return warmth * (exact if beta is None else beta / weights * batch.size)
+        return warmth * (exact if beta is None else beta / num_weights * batch.size)
 
     loss = elbo(num_particles, kl=share, mean=True)
     if pair is None:
@@ -177,7 +177,7 @@ def objective(
 
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         """Return the loss of a fixed model and guide, instead of the method's own programs."""
-        more = moments(received, local, batch) if moments else {}
+        more = precompute(received, local, batch) if precompute else {}
         return loss(*pair, received, local | more, batch)
 
     return of_pair
@@ -201,6 +201,6 @@ def warm_up(elapsed: float | None) -> float:
 
     It is sigmoid(12 (t - 1/2)) at a fraction t of these rounds, and then 1.
     """
-    if elapsed is None or elapsed > WARM_UP:
+    if elapsed is None or elapsed > WARM_UP_FRACTION:
         return 1.0
-    return 1 / (1 + math.exp(-12 * (elapsed / WARM_UP - 0.5)))
+    return 1 / (1 + math.exp(-12 * (elapsed / WARM_UP_FRACTION - 0.5)))

@@ -11,7 +11,7 @@ from pyrofl.models.guides.dropout import dropout_rate, log_noise_to_signal
 from pyrofl.tensors import Tensors, role, under
 
 KEEP = "server/keep"
-HIGH = 0.9  # rate above which a weight is as good as gone; the authors drop it
+DROPPED_RATE = 0.9  # rate above which a weight is as good as gone; the authors drop it
 
 Moments = Callable[[Tensors], tuple[Tensors, Tensors]]
 """Tensors [C, *p] under "loc/" and "spread/" -> mean and variance of the random weights."""
@@ -37,7 +37,7 @@ def saturated(mean: Tensors, variance: Tensors) -> Tensor:
     The rates follow from the given means and variances of the weights.
     """
     rates = [dropout_rate(v, variance[n]).flatten(1) for n, v in mean.items()]
-    return (torch.cat(rates, 1) > HIGH).to(rates[0]).mean(1)
+    return (torch.cat(rates, 1) > DROPPED_RATE).to(rates[0]).mean(1)
 
 
 def fill(message: Tensors, values: Tensors) -> Tensors:
@@ -59,7 +59,7 @@ def report(
         mean, spread = moments(tensors)
         rates = {n: dropout_rate(tensors[f"loc/{n}"], v) for n, v in spread.items()}
         statistics["dropout_rate"] = torch.cat([v.flatten(1) for v in rates.values()], 1).mean(1)
-        statistics[f"rates_above_{HIGH}"] = saturated(mean, spread)
+        statistics[f"rates_above_{DROPPED_RATE}"] = saturated(mean, spread)
         statistics |= under("dropout_rate", rates)
         statistics |= {
             f"log_alpha/{n}": log_noise_to_signal(tensors[f"loc/{n}"], v) for n, v in spread.items()

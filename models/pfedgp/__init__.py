@@ -58,7 +58,7 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
 from pyrofl.models.shared.linear_head import parted, without_noise
-from pyrofl.models.shared.personal_copies import own, start_own
+from pyrofl.models.shared.personal_copies import as_personal, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
@@ -244,7 +244,7 @@ def build(
         phases=(Phase((step,), epochs, batch), keep),
         aggregate=Aggregator({"*": by_size}, rule=aggregation),
         adapt=(keep,),
-        views={"personal": own},
+        views={"personal": as_personal},
         metadata=Metadata(
             reads={"model": model, "guide": q},
             pair="its loss predicts half of its rows from a Gaussian process given the other half, "

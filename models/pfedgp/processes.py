@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pyrofl.user_warnings import warn_user
 
-NEWTON = 50  # steps to the peak of the posterior at most; a normal likelihood takes two
+MAX_NEWTON_STEPS = 50  # steps to the peak of the posterior at most; a normal likelihood takes two
 MIN_STEP_SHARE = 1e-4  # the share of a step that is not tried if it goes down
-LOOSE = 4096  # roundings that a matrix may lack to be positive
+MAX_ROUNDINGS = 4096  # roundings that a matrix may lack to be positive
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def sites(
     hill = Hill(log_prob, among, count)
     here = hill.at(among.new_zeros(*count.shape, outputs))
     share, moving = torch.ones_like(here.height), torch.ones_like(here.height, dtype=torch.bool)
-    for _ in range(NEWTON):
+    for _ in range(MAX_NEWTON_STEPS):
         aim = weights(among, *touching(log_prob, here.f, count))[0]
         new = hill.at(here.pull + share[:, None, None] * (aim - here.pull))
         # A whole step from far away may go down, and further down at every one, if s is large.
@@ -80,8 +80,8 @@ def sites(
             break
     else:
         warn_user(
-            f"the peak of a process's posterior was not found in {NEWTON} steps; expected a "
-            "likelihood that is log-concave in f, or a smaller scale"
+            f"the peak of a process's posterior was not found in {MAX_NEWTON_STEPS} steps; "
+            "expected a likelihood that is log-concave in f, or a smaller scale"
         )
     return touching(log_prob, here.f, count)
 
@@ -129,7 +129,7 @@ class Hill:
 
     def slack(self, point: Point) -> Tensor:
         """Return a tolerance [C] for rounding errors of the log posterior at a Newton state."""
-        return LOOSE * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
+        return MAX_ROUNDINGS * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
 
 
 def touching(
@@ -175,7 +175,7 @@ def sparing(matrix: Tensor) -> Tensor:
 def rounding(matrix: Tensor) -> Tensor:
     """Return a tolerance for rounding errors of a matrix, from its largest diagonal entry."""
     most = matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp(min=0)
-    return LOOSE * torch.finfo(matrix.dtype).eps * most
+    return MAX_ROUNDINGS * torch.finfo(matrix.dtype).eps * most
 
 
 def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:

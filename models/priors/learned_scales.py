@@ -35,7 +35,7 @@ from pyrofl.inference.definition.programs import PriorFunction, around
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
-SMALLEST = 1e-6  # scale
+MIN_SCALE = 1e-6  # scale
 
 
 def learned(family: PriorFamily = dist.Normal, loc: float = 0.0) -> PriorFunction:
@@ -121,7 +121,9 @@ def learning(
 
     def scales(second: Tensors) -> Tensors:
         """Return updated prior scales, given the clients' mean second moments."""
-        return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
+        return under(
+            "prior", {n: (v / variance).sqrt().clamp(MIN_SCALE) for n, v in second.items()}
+        )
 
     aggregate_model = method.aggregate
 

@@ -111,7 +111,7 @@ from pyrofl.tensors import Tensors, pick, times
 __all__ = ["build", "hierarchical"]
 
 STANDARD = fixed()  # Normal(0, 1)
-USUAL = 128  # Monte Carlo draws of a client with few variables
+DEFAULT_NUM_PARTICLES = 128  # Monte Carlo draws of a client with few variables
 
 SEARCH_GRID = {
     "lr": (0.003, 0.01, 0.03),
@@ -349,7 +349,7 @@ def hierarchical(
     declared.warn()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
-    samples = draw_count(num_particles or max(USUAL, 4 * size), size, covariance)
+    samples = draw_count(num_particles or max(DEFAULT_NUM_PARTICLES, 4 * size), size, covariance)
     if guide:
         method = SharedGuide(model, *sites, guide, samples, lr).method(
             2 if steps is None else steps, batch

@@ -25,7 +25,7 @@ from torch import Tensor
 from pyrofl.models.shared.gaussians import Normals
 from pyrofl.tensors import Tensors, role, times, under
 
-DIFFERENT = 0.05  # change of an exponent c that is worth a change of variables
+MIN_EXPONENT_CHANGE = 0.05  # change of an exponent c that is worth a change of variables
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Centering:
         growth = (-before * (log_scale - server["log_scale"])).exp()
         explained = cov.diagonal() - cov[torch.arange(len(at)), at].square() / cov.diagonal()[at]
         after = torch.where(effect, 1 - explained * growth.square(), 0.0).clamp(0.0, 1.0)
-        if float((after - before).abs().max()) < DIFFERENT:
+        if float((after - before).abs().max()) < MIN_EXPONENT_CHANGE:
             return server
         change = torch.diag(growth)
         rows = effect.nonzero()[:, 0]

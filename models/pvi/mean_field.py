@@ -31,7 +31,7 @@ from pyrofl.tensors import Tensors, add_trailing_axes, pick
 
 # Factors of networks are far from normal: with larger steps the accuracy on digits collapses after
 # some ten rounds, with 1 to 1.5 times 1 / clients it is steady.
-BOLDEST = 2.0
+MAX_TOTAL_DAMPING = 2.0
 # Weights with a full covariance. With 383 a round of 5 clients takes 14 seconds of one core;
 # work grows with their cube.
 MAX_COUNT = 1_000
@@ -96,7 +96,11 @@ class MeanField(Partitioned):
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
         """Return this round's adaptive damping of factor updates, bounded for networks."""
-        return super()._adapted(server, total, clients).clamp(max=min(1.0, BOLDEST / clients))
+        return (
+            super()
+            ._adapted(server, total, clients)
+            .clamp(max=min(1.0, MAX_TOTAL_DAMPING / clients))
+        )
 
     # A client
 
@@ -148,7 +152,7 @@ class MeanField(Partitioned):
 
         Of a cavity that is no distribution only the constant is unknown.
         """
-        variance, half = Moments.apply(mean, log_root, center, precision)
+        variance, half = VarianceAndDivergence.apply(mean, log_root, center, precision)
         return variance, half - (mean.shape[-1] + log_det) / 2
 
     def tilt(self, received: Tensors, local: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +202,7 @@ class MeanField(Partitioned):
         return Normals(self.client_sites.size, full=False).independent(*self.client_sites.prior())
 
 
-class Moments(torch.autograd.Function):
+class VarianceAndDivergence(torch.autograd.Function):
     """Autograd function for the variances of a normal, and its divergence from another.
 
     The divergence is 1/2 sum p (v + (mean - center)^2) - log_root, up to a constant, with

@@ -15,10 +15,10 @@ from pyrofl.models.shared.gaussians import inverse
 from pyrofl.tensors import Tensors, add_trailing_axes, times
 
 MAX_VARIANCE_RATIO = 10.0  # by what a variance changes at most in a step
-BEND = 0.1  # longest step of a power
+MAX_POWER_STEP = 0.1  # longest step of a power
 MAX_MEAN_STEP = 0.5  # longest step of a server's mean, in standard deviations
-SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
-ROUNDING = 1000  # machine epsilons by which a free energy may rise
+MAX_HALVINGS = 10  # tries of a client's step, each half as long, before it stays where it is
+MAX_ROUNDING_EPSILONS = 1000  # machine epsilons by which a free energy may rise
 
 
 @checked
@@ -161,9 +161,9 @@ def halved(
     """
     with torch.no_grad():
         start = energy(before)
-        bound = start + ROUNDING * torch.finfo(start.dtype).eps * (1 + start.abs())
+        bound = start + MAX_ROUNDING_EPSILONS * torch.finfo(start.dtype).eps * (1 + start.abs())
         share, now = torch.ones_like(start), after
-        for left in reversed(range(SHORTER)):
+        for left in reversed(range(MAX_HALVINGS)):
             risen = ~(energy(now) <= bound)  # NaN has risen, too
             if not bool(risen.any()):
                 break
@@ -224,4 +224,4 @@ def _bend(
         inverse(alone, upper=False).square().sum(-2)
     )  # 1 / var(v_i | all others)
     step = lr * grad / ((1 + conditional_precision * second)[..., None] * spread[:, None])
-    power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)
+    power.sub_(step.clamp(-MAX_POWER_STEP, MAX_POWER_STEP)).clamp_(-1.0, 1.0)

@@ -45,8 +45,8 @@ from pyrofl.plates import DRAWS_PLATE
 from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, times, under
 
 NOISE = ("_shared", "_own")  # auxiliary sites of the guide
-REACH = 2.0  # longest step of a mean, in standard deviations of the prior
-NARROW = 0.1  # of the prior's standard deviation: where clients start
+MAX_MEAN_STEP = 2.0  # longest step of a mean, in standard deviations of the prior
+START_SCALE = 0.1  # of the prior's standard deviation: where clients start
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,9 @@ class Partitioned(FactorServer):
 
     def natural(self, steps: int, lr: float) -> Optim:
         """Return the natural-gradient optimizer of the clients for one round."""
-        reach = REACH * torch.cat([v.each("sd") for v in (self.shared_sites, self.client_sites)])
+        reach = MAX_MEAN_STEP * torch.cat(
+            [v.each("sd") for v in (self.shared_sites, self.client_sites)]
+        )
         return natural(lr, -(-steps // 2), reach, self.within, self.draws is None, self.scales)
 
     # A client
@@ -173,7 +175,7 @@ class Partitioned(FactorServer):
         """Initialize the client's posterior: shared part as received, own part by the prior."""
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
-        root = root * NARROW if self.start is None else root
+        root = root * START_SCALE if self.start is None else root
         center, sd = (v.to(mean).expand(len(mean), -1) for v in self.client_sites.prior())  # [C, m]
         start = {"mean": torch.cat([mean, center], -1)}
         start["moved"] = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)

@@ -22,9 +22,10 @@ from pyrofl.tensors import Tensors, pick, role, under
 
 Covariance = Literal["diagonal", "blocks", "full"]
 
-FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
-AGAIN = 0.5  # damping that adapts, after a change of the clients
-HALVINGS = 30  # of the server's step, before it stays where it is
+# What the damping is multiplied or divided by at most.
+MAX_DAMPING_INCREASE, MAX_DAMPING_DECREASE = 3.0, 6.0
+RESTART_DAMPING = 0.5  # damping that adapts, after a change of the clients
+MAX_HALVINGS = 30  # of the server's step, before it stays where it is
 MAX_SENT_STEPS = 10  # of these, for the sake of what clients are sent
 
 
@@ -103,7 +104,7 @@ class FactorServer:
         if "share" in server:  # of prior / p0, divided among the clients
             q["share"] = torch.full_like(server["share"], 1 / len(factors["server/shift"]))
         if self.damping is None:  # only noise may have been left, which lowers it
-            q["server/damping"] = torch.full_like(server["server/damping"], AGAIN)
+            q["server/damping"] = torch.full_like(server["server/damping"], RESTART_DAMPING)
             q |= {n: torch.zeros_like(v) for n, v in pick(server, "server/last/*").items()}
         return server | factors | q
 
@@ -117,7 +118,7 @@ class FactorServer:
         total = {n: v.sum(0) for n, v in change.items()}  # over clients
         rate = self.damping or float(self._adapted(server, total, len(cohort.ids)))
         good = self.trainable(server)
-        for halving in range(HALVINGS):
+        for halving in range(MAX_HALVINGS):
             client_factors = {f"server/{n}": rate * v for n, v in change.items()}
             q = {n: server[n] + rate * v for n, v in total.items()}
             q |= {n: server[n].index_add(0, cohort.ids, v) for n, v in client_factors.items()}
@@ -129,7 +130,7 @@ class FactorServer:
                     q |= under("server", {"damping": damping} | under("last", total))
                 return self.centered(server | q)
             rate /= 2
-        raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
+        raise AggregationError(f"q is no distribution after {MAX_HALVINGS} halvings of the damping")
 
     def centered(self, server: Tensors) -> Tensors:
         """Update how far random effects are centered, unless a cavity would become improper."""
@@ -154,7 +155,7 @@ class FactorServer:
         lengths = torch.linalg.vector_norm(last) * torch.linalg.vector_norm(now)
         cosine = torch.where(lengths > 0, now @ last / lengths, 0.0)
         # Noise points anywhere; as it is to be averaged, what falls falls by more than what grows.
-        factor = torch.where(cosine > 0, FASTER, SLOWER) ** cosine
+        factor = torch.where(cosine > 0, MAX_DAMPING_INCREASE, MAX_DAMPING_DECREASE) ** cosine
         return (server["server/damping"] * factor).clamp(1 / clients, 1.0)
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:

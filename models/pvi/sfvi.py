@@ -33,17 +33,16 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, descend, uniform
-from pyrofl.inference.definition.elbo import elbo, latent, with_rows
+from pyrofl.inference.definition.elbo import elbo, latent, normal_event_size, with_rows
 from pyrofl.inference.definition.metadata import SHARED, Metadata, Moments
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.definition.programs import Guide, Program
-from pyrofl.inference.posteriors.client_groups import normal_size
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.models.guides import Family, build_guide
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
-from pyrofl.models.pvi.partitioned import NARROW, REACH
+from pyrofl.models.pvi.partitioned import MAX_MEAN_STEP, START_SCALE
 from pyrofl.models.shared.gaussians import balanced
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import Scaled, scaling
@@ -52,9 +51,9 @@ from pyrofl.tensors import Tensors, add_trailing_axes, generator, pick, role, ti
 
 BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
 LEARNED = f"center root loc/* {BEND}/*"  # by the server
-NATURAL, ADAM = 0.5, 0.01  # rates of the server
+NATURAL_LR, ADAM_LR = 0.5, 0.01  # rates of the server
 MOMENTUM = 0.8  # of natural gradients, once they have turned back
-STEADY = 10  # turns of the gradient that halve the rates
+TURNS_PER_HALVING = 10  # turns of the gradient that halve the rates
 
 
 class FixedNoise(Messenger):
@@ -65,7 +64,7 @@ class FixedNoise(Messenger):
         self.common, self.client_noise = common, client_noise
 
     def _pyro_sample(self, msg: Any) -> None:
-        if is_unset_latent(msg) and normal_size(msg["fn"]):
+        if is_unset_latent(msg) and normal_event_size(msg["fn"]):
             noise, fn = self.client_noise if msg["name"] == OWN else self.common, msg["fn"]
             msg["value"], msg["done"] = fn.mean + fn.stddev * noise, True
 
@@ -131,7 +130,7 @@ class SharedGuide:
         """Initialize the parameters of the shared guide around the prior mean."""
         mean, sd = self.shared_sites.prior()
         bend = self.bend.start({BASE: torch.zeros_like(mean)})
-        base = {"center": mean, "root": torch.diag(NARROW * sd)}
+        base = {"center": mean, "root": torch.diag(START_SCALE * sd)}
         noise = torch.randint(2**62, (), generator=source)
         count = {"turns": torch.tensor(0), "noise": noise, "share": torch.tensor(1.0 / clients)}
         return base | bend | count | {"server/last": torch.zeros(len(mean), 1 + len(mean))}
@@ -144,11 +143,11 @@ class SharedGuide:
         rate = float(self.rate(turns))
         # Far from the best normal the base moves first: the bend would fit where it passes.
         left = now[:, 0].square().sum()
-        bend = ADAM * rate * float((1 + turns) / (1 + turns + left))
+        bend = ADAM_LR * rate * float((1 + turns) / (1 + turns + left))
         new = descend(adam(bend), server, pick(pooled, f"loc/* {BEND}/*"))
         # Along a ridge gradients are small and of one direction, and noise is of any.
         way = now + MOMENTUM * rate**0.5 * (turns > 0) * last
-        center, root = of_one(server["center"], root, way, NATURAL * rate)
+        center, root = of_one(server["center"], root, way, NATURAL_LR * rate)
         count = {"turns": turns, "noise": server["noise"] + 1, "server/last": way}
         return server | new | {"center": center, "root": root} | count
 
@@ -159,7 +158,7 @@ class SharedGuide:
 
     def rate(self, turns: Tensor) -> Tensor:
         """Return the natural-gradient learning rate, which falls as gradients change direction."""
-        return self.lr * STEADY / (STEADY + turns)
+        return self.lr * TURNS_PER_HALVING / (TURNS_PER_HALVING + turns)
 
     # A client
 
@@ -207,7 +206,7 @@ class SharedGuide:
 
         params = {n: v.detach().clone().requires_grad_() for n, v in before.items()}
         grads = torch.autograd.grad(energy(params).sum(), list(params.values()))
-        reach, spread = REACH * self.client_sites.each("sd"), local["unit"].square().sum(-1)
+        reach, spread = MAX_MEAN_STEP * self.client_sites.each("sd"), local["unit"].square().sum(-1)
         grad = dict(zip(params, grads, strict=True))
         rate = self.rate(received["turns"])[:, None].to(batch.size)
         after = given_others(before, grad, rate, reach, spread, self.scales)
@@ -303,7 +302,7 @@ class SharedGuide:
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
         with pyro.validation_enabled(False), ClientNoise([generator(0)]):
             sites = dict(latent(poutine.trace(self.bend.program).get_trace({}, start, nobody)))
-        return normal_size(sites[f"_{BEND}"]["fn"]) if f"_{BEND}" in sites else 0
+        return normal_event_size(sites[f"_{BEND}"]["fn"]) if f"_{BEND}" in sites else 0
 
     @cached_property
     def scales(self) -> Tensor | None:

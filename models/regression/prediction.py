@@ -23,14 +23,14 @@ from torch import Tensor
 from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Batch
 from pyrofl.data.tables.owners import client_cells, owners_of
-from pyrofl.data.tables.row_checks import outlier
+from pyrofl.data.tables.row_checks import outlier_position
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.definition.seeds import Stream, separate, stream
 from pyrofl.inference.evaluation.predict import CLASSES, probabilities
 from pyrofl.inference.evaluation.predictions import Predictions, in_order, predictive_values
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.export import SAMPLES
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS
 from pyrofl.models.regression.design import Design, GroupTerm
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import kind_of, tensor
@@ -109,7 +109,7 @@ def posterior_draws(fitted: Any, draws: int | None = None) -> RegressionDraws:
         posterior = to_arviz(runs, count, groups=("posterior",), progress=False)["posterior"]
     sites = {}
     for name in map(str, posterior.data_vars):
-        stacked = posterior[name].stack(draws=SAMPLES).transpose("draws", ...)
+        stacked = posterior[name].stack(draws=SAMPLE_DIMS).transpose("draws", ...)
         sites[name] = tensor(stacked.values)
     clients = [str(name) for name in runs[0].data.names[: runs[0].data.clients]]
     seed = separate(runs[0].seed).noise
@@ -417,7 +417,7 @@ def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
     scale = np.where(square > 0, np.sqrt(square), np.inf)
     cells = frame[names].to_numpy(float)
     off = np.where((cells < low) | (cells > high), (cells - mean) / scale, 0.0)
-    if cell := outlier(off):
+    if cell := outlier_position(off):
         (row, place), name = cell, names[cell[1]]
         warn_user(
             f"column {name} of new rows holds {frame[name].iloc[row]:.6g} in row {row}, "

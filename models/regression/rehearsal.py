@@ -50,7 +50,7 @@ MAX_VALUE_RANGE = 500  # whole numbers in a range in which values are searched
 
 
 @dataclass(frozen=True)
-class Sums:
+class RowSums:
     """Sums over a client's rows, of columns by name; the first is 1 in all rows.
 
     Attributes:
@@ -186,7 +186,7 @@ class _Attack:
         return [about | {"row": int(self.numbers[same][0])}] if same.any() else []
 
 
-def _sums(design: Design, messages: Mapping[str, Report], reply: Mapping[str, Any]) -> Sums:
+def _sums(design: Design, messages: Mapping[str, Report], reply: Mapping[str, Any]) -> RowSums:
     """Return the sums of products of the location's columns, and of the response if it is there."""
     n, terms = messages[MEANS_LABEL]["rows"], design.terms
     part = messages[MEANS_LABEL]["parts"][predictor_of("")]
@@ -200,7 +200,7 @@ def _sums(design: Design, messages: Mapping[str, Report], reply: Mapping[str, An
     products -= n * np.outer(middle, middle)
     whole = np.block([[np.array([[float(n)]]), total[None]], [total[:, None], products]])
     ends = [_range(messages, name) for name in terms]
-    sums = Sums(("", *terms), whole, np.array([(1.0, 1.0), *ends]))
+    sums = RowSums(("", *terms), whole, np.array([(1.0, 1.0), *ends]))
     return _with_response(design, sums, messages, reply)
 
 
@@ -214,8 +214,8 @@ def _range(messages: Mapping[str, Report], name: str) -> tuple[float, float]:
 
 
 def _with_response(
-    design: Design, sums: Sums, messages: Mapping[str, Report], reply: Mapping[str, Any]
-) -> Sums:
+    design: Design, sums: RowSums, messages: Mapping[str, Report], reply: Mapping[str, Any]
+) -> RowSums:
     """Add the response to the sums, if the reply is the factor of a linear model.
 
     Its shift has the products of the response with the deviations of the columns from their means,
@@ -233,7 +233,7 @@ def _with_response(
     products = np.block([[sums.products, cross[:, None]], [cross[None], np.array([[square]])]])
     ends = np.array([messages[CHECKS_LABEL]["response"]])
     names = (*sums.names, design.formula.response)
-    return Sums(names, products, np.concatenate([sums.ranges, ends]))
+    return RowSums(names, products, np.concatenate([sums.ranges, ends]))
 
 
 def _of_extremes(report: Report) -> Iterator[RowGuess]:
@@ -252,7 +252,7 @@ def _of_classes(design: Design, classes: Sequence[Report]) -> Iterator[RowGuess]
             yield f"extremes of response {value}", row | {design.formula.response: float(value)}
 
 
-def _of_single_rows(sums: Sums) -> Iterator[RowGuess]:
+def _of_single_rows(sums: RowSums) -> Iterator[RowGuess]:
     """Yield rows that a column of 0 and 1 has alone, or a difference of nested ones."""
     g, names = sums.products, sums.names
     places = [k for k in range(len(names)) if _same(g[0, k], g[k, k], g[k, k])]
@@ -273,7 +273,7 @@ def _same(one: float, other: float, scale: float) -> bool:
     return abs(one - other) <= RELATIVE_TOLERANCE * max(scale, 1.0)
 
 
-def _of_few_rows(sums: Sums) -> Iterator[RowGuess]:
+def _of_few_rows(sums: RowSums) -> Iterator[RowGuess]:
     """Yield all rows, if only one arrangement of the columns' values has the sums of products."""
     g, n = sums.products, sums.rows
     values = {

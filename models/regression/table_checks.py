@@ -13,7 +13,12 @@ import pandas as pd
 
 from pyrofl.data.tables.column_summary import ColumnSummary
 from pyrofl.data.tables.data_quality import code_warning, level_warning, of_measurements, of_words
-from pyrofl.data.tables.row_checks import Cells, determines, of_answers, relation_of
+from pyrofl.data.tables.row_checks import (
+    Cells,
+    determined_target_warning,
+    is_determined,
+    relation_of,
+)
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.models.regression.columns import variables
 from pyrofl.models.regression.design import Design
@@ -49,7 +54,9 @@ def warn_of_tables(design: Design, link: str) -> None:
             sums = {site: summary_of(one["columns"][name]) for site, one in reports.items()}
             cells = [np.asarray(frame[name], float) for frame in frames.values()]
             texts += [unit_warning(name, sums), code_warning(name, cells)]
-    texts.append(of_answers(design.formula.response, _answers(design) if frames else []))
+    texts.append(
+        determined_target_warning(design.formula.response, _answers(design) if frames else [])
+    )
     for text in filter(None, texts):
         warn_user(text)
 
@@ -88,7 +95,7 @@ def _answers(design: Design) -> list[str]:
         name
         for name in table_columns(design)
         if name not in others
-        and determines([relation_of(_cells(f[name]), _cells(f[response])) for f in frames])
+        and is_determined([relation_of(_cells(f[name]), _cells(f[response])) for f in frames])
     ]
 
 

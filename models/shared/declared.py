@@ -34,10 +34,11 @@ from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 from pyrofl.user_warnings import warn_user
 
 PRIOR_DRAWS = 3  # of the prior, to see what changes with what
-TOGETHER, CELLS = 400, 2_000_000  # draws of one run, of which many reach a branch; their cells
-ALONE = 8  # draws that are compared with a run of each alone
+# Draws of one run, of which many reach a branch; their cells.
+NUM_JOINT_DRAWS, MAX_CELLS = 400, 2_000_000
+NUM_SINGLE_DRAWS = 8  # draws that are compared with a run of each alone
 MAY_BE_INFINITE = "logits", "probs"  # parameters
-CLIENTS = 64  # whose responses are checked at a time
+MAX_CLIENTS = 64  # whose responses are checked at a time
 
 
 @dataclass(frozen=True)
@@ -90,25 +91,25 @@ class Declared:
         """
         if not self.data.is_outline:
             self._refuse_priors(self.own)
-        for start in range(0, 0 if self.data.is_outline else self.data.clients, CLIENTS):
-            ids = torch.arange(start, min(start + CLIENTS, self.data.clients))
+        for start in range(0, 0 if self.data.is_outline else self.data.clients, MAX_CLIENTS):
+            ids = torch.arange(start, min(start + MAX_CLIENTS, self.data.clients))
             self.refuse_values(self.data.batch(ids))
 
     def _refuse_priors(self, names: Iterable[str]) -> None:
         """Raise ValueError if a parameter of the prior of a named site is invalid at all draws."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
-        for name, site in latent(traced(self.program, both, ALONE, 1.0)):
+        for name, site in latent(traced(self.program, both, NUM_SINGLE_DRAWS, 1.0)):
             if name in names:
                 _refuse_parameters(name, site["fn"])
 
     def refuse_joint_draws(self) -> None:
         """Raise ValueError if densities at several draws in one run are not those of each alone."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
-        draws = max(ALONE, min(TOGETHER, CELLS // both.mask.numel()))
+        draws = max(NUM_SINGLE_DRAWS, min(NUM_JOINT_DRAWS, MAX_CELLS // both.mask.numel()))
         every = traced(self.program, both, draws, 1.0)
         values = {name: site["value"] for name, site in latent(every)}
         at_all = _densities(every, both)
-        for s in range(ALONE):
+        for s in range(NUM_SINGLE_DRAWS):
             alone = {
                 name: value[s : s + 1] if len(value) == draws else value
                 for name, value in values.items()

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import latent, recorded, with_rows
+from pyrofl.inference.definition.elbo import latent, trace_program, with_rows
 from pyrofl.inference.definition.method import ClosedFormUpdate
 from pyrofl.inference.definition.programs import Guide, Likelihood
 from pyrofl.models.guides import log_mean_field, mean_field
@@ -28,7 +28,7 @@ from pyrofl.models.shared import curvature
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role
 
-INDEPENDENT = mean_field, log_mean_field
+INDEPENDENT_GUIDES = mean_field, log_mean_field
 
 
 def widths_update(
@@ -54,7 +54,7 @@ def widths_update(
         rows = with_rows(local, len(data))
         precision: Tensor = local["tau"][:, None]  # [C, 1]
         for _ in range(num_particles):
-            draw = dict(latent(recorded(guide, (received, rows, data))))
+            draw = dict(latent(trace_program(guide, (received, rows, data))))
             w = {n: site["value"].squeeze(1).detach() for n, site in draw.items()}  # [C, *p]
             fisher = information(net, head, likelihood, local, w, data)
             precision = precision + fisher / num_particles

@@ -38,7 +38,7 @@ from pyrofl.models.guides import Family, delta, full_covariance, mean_field
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
 from pyrofl.models.shared.gaussians import MAX_FULL, PARAMETERS, Normals
-from pyrofl.models.shared.matrices import semidefinite
+from pyrofl.models.shared.matrices import is_semidefinite
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.models.shared.vectors import flattened
@@ -252,7 +252,7 @@ class LaplaceCore:
     def sum_is_semidefinite(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
         """Return whether a full precision and that of the prior have a semidefinite sum, [C]."""
         prior, sent = self.factor_of_prior["precision"], message["precision"].double()
-        return semidefinite(self.normals.matrix(sent + prior.double().to(sent.device)))
+        return is_semidefinite(self.normals.matrix(sent + prior.double().to(sent.device)))
 
     def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return posterior mean and standard deviation of every network parameter."""

@@ -1,7 +1,7 @@
 """Personal copies of the model besides the global one, as in Ditto and pFedMe.
 
 A client holds parameters twice: those that came down, such as "w/fc1.weight", and its own under
-"own/w/fc1.weight". Programs read the former; `own` puts the latter in their place.
+"own/w/fc1.weight". Programs read the former; `as_personal` puts the latter in their place.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from torch import Generator
 
 from pyrofl.data import Cohort
-from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.tensors import Tensors, role, under
 
 
-def own(received: Tensors, local: Tensors) -> Tensors:
+def as_personal(received: Tensors, local: Tensors) -> Tensors:
     """Return the local tensors, with the personal parameters in place of the global ones."""
     return local | role("own", local)
 
@@ -21,11 +20,3 @@ def own(received: Tensors, local: Tensors) -> Tensors:
 def start_own(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
     """Initialize a client's personal parameters with the received global ones."""
     return under("own", received)
-
-
-def only_step(method: Method) -> tuple[Phase, GradientStep]:
-    """Return the training phase and gradient step of a method that has one of each, as FedAvg."""
-    (phase,) = method.phases
-    (step,) = phase.updates
-    assert isinstance(step, GradientStep)
-    return phase, step

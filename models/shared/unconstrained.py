@@ -40,7 +40,7 @@ from pyrofl.tensors import (
     unmatched_patterns,
 )
 
-CONSTANT = 1e-3  # of a log scale less a log variable, in all draws
+CONSTANT_TOLERANCE = 1e-3  # of a log scale less a log variable, in all draws
 SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
@@ -291,7 +291,7 @@ def _scales(
             log = seen[other.name]["value"].log().flatten(1)
             for i, one in enumerate(log.T):
                 gap = scale - one[:, None]
-                indices[(gap - gap[0]).abs().amax(0) < CONSTANT] = start + i
+                indices[(gap - gap[0]).abs().amax(0) < CONSTANT_TOLERANCE] = start + i
         start += len(other.mean)
     return indices if bool((indices >= 0).any()) else None
 

@@ -61,7 +61,7 @@ from pyrofl.starting import end_loading
 EXAMPLES = {
     "list": "pyrofl list\npyrofl list methods",
     "explain": "pyrofl explain pfedvem",
-    "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
+    "run": "pyrofl run pfedvem --test same_classes --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
     "pyrofl run fedavg --data csv:heart.csv --target sick --client-column site --missing impute",
     "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
     "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",

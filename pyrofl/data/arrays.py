@@ -19,7 +19,7 @@ from pyrofl.data.weights import refuse_other_index
 from pyrofl.extensions import find_extension
 from pyrofl.user_warnings import warn_user
 
-BLUR = 0.01  # largest change of a column by rounding, in standard deviations
+MAX_ROUNDING_SDS = 0.01  # largest change of a column by rounding, in standard deviations
 KINDS = "fiub"  # NumPy kind codes of real numbers
 Floats = NDArray[np.float64]
 Words = tuple[str, ...]
@@ -307,7 +307,7 @@ def _as_floats(values: Floats, names: Words) -> Tensor:
         flat = values if values.ndim > 1 else values[:, None]
         off, spread = np.abs(flat - tensor.double().numpy().reshape(flat.shape)), flat.std(0)
         varies = flat.max(0) > flat.min(0)  # `spread` has rounding errors, and may be 0
-        bad = ((off > BLUR * spread) & varies | ~np.isfinite(off)).any(0)
+        bad = ((off > MAX_ROUNDING_SDS * spread) & varies | ~np.isfinite(off)).any(0)
     if bad.any():
         place = int(bad.argmax())
         low, high = flat[:, place].min(), flat[:, place].max()

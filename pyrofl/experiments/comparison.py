@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 CompareRow = tuple[str, int, str, str, str, float, str]
 """method, seed, model, adaptation, metric, value, tuned: one line of compare.csv."""
 
-SMALLEST = 0.1  # share of the clients that counts as small
+SMALLEST_FRACTION = 0.1  # share of the clients that counts as small
 MARKED = "* the best mean of its column; ±: standard error over seeds; "
 MARKED += "minus *: difference from the line with *, 95% interval"
-FEW = {
+FEW_SEEDS_NOTES = {
     1: ["One seed: differences have no interval; use --seeds 3 or more."],
     2: ["Two seeds: intervals of differences are wide; use --seeds 3 or more."],
 }
@@ -159,7 +159,7 @@ def compare_rows(
     for s in scores:
         parts = {f"{s.population}_": s}
         if s.population == "training":
-            parts = {"": s, "smallest_": s.smallest(SMALLEST, run.data.sizes)}
+            parts = {"": s, "smallest_": s.smallest(SMALLEST_FRACTION, run.data.sizes)}
         for prefix, part in parts.items():
             for metric in s.values:
                 label, value = f"{prefix}{metric}", part.mean(metric)
@@ -219,7 +219,7 @@ def compare_lines(
         more["tuned"] = [str(tuned.loc[key]) for key in order]
     added = zip(*more.values(), strict=True) if more else [()] * len(order)
     laid = [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
-    notes = [MARKED, *FEW.get(table["seed"].nunique(), ())] if best else []
+    notes = [MARKED, *FEW_SEEDS_NOTES.get(table["seed"].nunique(), ())] if best else []
     return (*names, *more), laid, notes
 
 
@@ -267,5 +267,5 @@ def spread(values: Series) -> str:
     >>> spread(Series([1.5e-7]))
     '1.500e-07'
     """
-    error = f" ± {text_tables.decimals(values.sem())}" if len(values) > 1 else ""
-    return f"{text_tables.decimals(values.mean())}{error}"
+    error = f" ± {text_tables.format_number(values.sem())}" if len(values) > 1 else ""
+    return f"{text_tables.format_number(values.mean())}{error}"

@@ -40,8 +40,8 @@ SECTIONS = {
     "seeds": "Seeds and tuning",
 }
 """First field -> heading in the help of it and those that follow."""
-EVALUATIONS = 20  # of a run, without --eval-every
-TRIALS = 9  # settings of every method, without --trials
+NUM_EVALUATIONS = 20  # of a run, without --eval-every
+NUM_TRIALS = 9  # settings of every method, without --trials
 MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --arviz-groups
 UNTOLD = (
     *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "trials"),
@@ -176,7 +176,7 @@ class Experiment:
     on_bad_message: OnBadMessage = free(
         None, "What to do with an invalid client message: reject it, or raise an error.", "reject"
     )
-    fold_messages: bool = option(
+    discard_messages: bool = option(
         None,
         "Aggregate each message when it arrives, to save memory; for methods whose server computes "
         "means.",
@@ -231,8 +231,8 @@ class Experiment:
     tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
     trials: Few | None = free(
         "N",
-        f"Number of combinations of settings to try for each method (default: {TRIALS} of those "
-        f"that the method proposes; all combinations if pyrofl tune has --over).",
+        f"Number of combinations of settings to try for each method (default: {NUM_TRIALS} of "
+        "those that the method proposes; all combinations if pyrofl tune has --over).",
     )
     metric: Metric | None = free(
         None,
@@ -289,7 +289,7 @@ class Experiment:
 
 def default_interval(rounds: int) -> int:
     """Return the default number of rounds between evaluations."""
-    return max(1, rounds // EVALUATIONS)
+    return max(1, rounds // NUM_EVALUATIONS)
 
 
 @cache

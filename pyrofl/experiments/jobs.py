@@ -47,7 +47,7 @@ class Job:
             "chunk_size": experiment.chunk_size,
             "stragglers": Stragglers(experiment.drop_rate, experiment.min_work),
             "on_bad_message": experiment.on_bad_message,
-            "keep_messages": not experiment.fold_messages,
+            "keep_messages": not experiment.discard_messages,
             "record": experiment.record or None,
             "engine": experiment.engine,
             "workers": experiment.workers,
@@ -78,18 +78,18 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             private = with_privacy(method, privacy_of_run, at.data.clients, draw)
             refuse_preparation(method_schedule(private)(0), at.data)
             of[-1][name] = Job(experiment, name, private, at, draw, path)
-    for name in names if experiment.fold_messages else ():
+    for name in names if experiment.discard_messages else ():
         foldable(name, of[0][name].method)
     return [methods_by_seed[name] for name in names for methods_by_seed in of]
 
 
 def foldable(name: str, method: Scheduled) -> None:
-    """Raise ValueError if a method cannot aggregate messages one by one (--fold-messages)."""
+    """Raise ValueError if a method cannot aggregate messages one by one (--discard-messages)."""
     now = method_schedule(method)(0)
     try:
         inbox(now, {}, torch.zeros(0), keep_messages=False)
     except ValueError as error:
-        raise ValueError(f"--fold-messages with {name}: {error}") from error
+        raise ValueError(f"--discard-messages with {name}: {error}") from error
 
 
 def privacy(text: str | None) -> Privacy | None:

@@ -18,7 +18,7 @@ from pyrofl.choices import GROUPS
 Kind = dict[str, Any]
 """Keyword arguments of `ArgumentParser.add_argument`."""
 
-SMALLEST = 2.0**-126  # smaller numbers are not normal in single precision
+MIN_NORMAL = 2.0**-126  # smaller numbers are not normal in single precision
 
 
 class CommandOption(NamedTuple):
@@ -75,8 +75,8 @@ def not_tiny(value: float, text: str) -> float:
     >>> not_tiny(float("0e-400"), "0e-400")
     0.0
     """
-    if abs(value) < SMALLEST and re.search("[1-9]", re.split("[eE]", text)[0]):
-        raise OverflowError(f"0, or at least {SMALLEST:.3g} in absolute value")
+    if abs(value) < MIN_NORMAL and re.search("[1-9]", re.split("[eE]", text)[0]):
+        raise OverflowError(f"0, or at least {MIN_NORMAL:.3g} in absolute value")
     return value
 
 

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.seeds import separate
 from pyrofl.inference.engine.messages import count_by_rule
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.evaluation.specification import Adaptation, default_model
+from pyrofl.inference.evaluation.specification import Adaptation, default_evaluation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
@@ -162,14 +162,14 @@ def facts_of(
             "policy": experiment.test,
             "draws": run.draws,
             "weighting": "client",
-            "main": default_model(run.method),
+            "main": default_evaluation(run.method),
         },
     }
 
 
 def posterior_view(run: Run) -> tuple[str, Adaptation]:
     """Return which model's posterior is saved, such as "personal", and its default adaptation."""
-    view, main = run.method.posterior_view, default_model(run.method)
+    view, main = run.method.posterior_view, default_evaluation(run.method)
     return main if view == main[0] else (view, "none")
 
 
@@ -205,7 +205,7 @@ def figures_of_rounds(
     These are learning curves, scores by client, and convergence.
     """
     if scores:
-        metric, main = main_metric(scores), default_model(run.method)
+        metric, main = main_metric(scores), default_evaluation(run.method)
         shown = next((s for s in scores if (s.model, s.adaptation) == main), scores[0])
         history = run.metrics.assign(method=name, seed=seed)
         sizes, values = run.data.sizes[shown.ids], shown.values[metric]
@@ -217,7 +217,7 @@ def figures_of_rounds(
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
     """Return the calibration bins of every model of a run: title -> bins."""
-    main, bins = default_model(run.method), {}
+    main, bins = default_evaluation(run.method), {}
     for model in run.method.views:
         adaptation = main[1] if model == main[0] else "none"
         title = f"{model} model{', adapted' if adaptation == 'fine_tune' else ''}"

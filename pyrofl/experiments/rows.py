@@ -13,7 +13,7 @@ from pyrofl.data import Federation
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.metrics import IMPOSSIBLE
+from pyrofl.metrics import MIN_LOG_DENSITY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,7 +74,7 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
         density = likely.clamp(min=torch.finfo(mean.dtype).tiny).log()
     labels = [classes[int(k)] for k in y.tolist()] if classes else y.numpy()
     each = mean if classes else torch.stack([mean, crps], 1)
-    columns = (names, rows.tolist(), labels, density.clamp(min=IMPOSSIBLE).numpy())
+    columns = (names, rows.tolist(), labels, density.clamp(min=MIN_LOG_DENSITY).numpy())
     for name, row, truth, score, values in zip(*columns, each.numpy(), strict=True):
         yield [scores.population, name, row, scores.model, scores.adaptation, truth, score, *values]
 

@@ -28,11 +28,11 @@ POOLINGS = {
     "pooled": "pooled threshold",
     "new_client": "threshold for new clients",
 }
-EXTREME = 0.025  # p values that are marked, at either end
-MARKED = f"p below {EXTREME} or above {1 - EXTREME}"
+EXTREME_P = 0.025  # p values that are marked, at either end
+MARKED = f"p below {EXTREME_P} or above {1 - EXTREME_P}"
 CHECKED = ("low", "high", "mean", "observed", "p")
 COLUMNS = 4  # of panels
-THIN = 60  # clients with a line of their own
+MAX_CLIENT_LINES = 60  # clients with a line of their own
 ROUNDING = 1e-4  # of entropies in single precision
 
 
@@ -177,11 +177,11 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
     tall = many.height(len(names))
     shown, some = many.fitting(statistics, COLUMNS, tall, "statistics")
     figure, grid = panels(len(shown), COLUMNS, 2.8, tall - 1, (1, 1), grid=None, sharey=True)
-    off = (p < EXTREME) | (p > 1 - EXTREME)
+    off = (p < EXTREME_P) | (p > 1 - EXTREME_P)
     for axes, statistic in zip(grid, shown, strict=True):
         part = each[statistic].iloc[rows.order]
         low, high, mean, seen, p = (part[c].to_numpy(dtype=float) for c in CHECKED)
-        extreme = (p < EXTREME) | (p > 1 - EXTREME)
+        extreme = (p < EXTREME_P) | (p > 1 - EXTREME_P)
         for places, size in rows.parts():
             at, off_here = rows.at[places], extreme[places]
             band: dict[str, Any] = {"color": (COLORS[0], 0.4 * size), "lw": 3 * size**2}
@@ -308,7 +308,7 @@ def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | Non
     for name, look in styles(every).items():
         clients = [value[np.isfinite(value)] for value in every[name]]
         thin: dict[str, Any] = {"color": look["color"], "lw": 0.7, "alpha": 0.4}
-        for value in many.some([value for value in clients if len(value)], THIN):
+        for value in many.some([value for value in clients if len(value)], MAX_CLIENT_LINES):
             axes.ecdf(value, **thin)
         thick = {"color": look["color"], "linewidth": 2.4, "label": name, "path_effects": edge}
         axes.ecdf(np.concatenate(clients), zorder=3, **thick)
@@ -316,7 +316,9 @@ def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | Non
     axes.set_ylabel("predictions (cumulative fraction)")
     axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
     most = max(map(len, every.values()))
-    lines = "one client each" if most <= THIN else f"{THIN} of {most:,} clients"
+    lines = (
+        "one client each" if most <= MAX_CLIENT_LINES else f"{MAX_CLIENT_LINES} of {most:,} clients"
+    )
     gaps = many.missing(np.concatenate([value for of in every.values() for value in of]))
     note = many.notes(f"thin: {lines}; thick: all of them", gaps)
     title = "Uncertainty of predictions: curves further right are less certain"

@@ -20,7 +20,7 @@ NODE_WIDTH, NODE_HEIGHT = 2.35, 1.15  # inches from one node to the next
 PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
 OBSERVED_COLOR = "#d9d9d9"
 TENSORS = {"server": "the server's", "client": "kept by the client"}  # kind -> in the legend
-LETTERS = 22  # of a name that there is room for
+MAX_LETTERS = 22  # of a name that there is room for
 NAMES_PER_LINE = 2  # names of a node's members that there is room for, in each of its lines
 
 
@@ -39,7 +39,7 @@ class Node:
     @property
     def label(self) -> str:
         """Label of the diagram node: names of its sample sites and their distribution."""
-        names = [style.plain(style.short(name, LETTERS)) for name in self.members]
+        names = [style.plain(style.short(name, MAX_LETTERS)) for name in self.members]
         if len(names) > 2 * NAMES_PER_LINE:
             names = [*names[:NAMES_PER_LINE], f"and {len(names) - NAMES_PER_LINE} more"]
         lines = [

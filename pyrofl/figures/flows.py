@@ -20,7 +20,7 @@ LINE, ARROW = 0.23, 0.47  # inches from one line of text, or one arrow, to the n
 SERVER, CLIENT = (0.05, 2.75), (6.75, 9.45)  # ends of the boxes, in inches
 MAX_LISTED_PARTS = 6  # parts that a list names
 MIN_ARROW_BYTES = 1_000  # bytes of the widest arrow, at least
-LETTERS = 26  # of the name of a part
+MAX_LETTERS = 26  # of the name of a part
 UP, DOWN = COLORS[1], COLORS[0]
 
 
@@ -81,7 +81,7 @@ def _listed(parts: Sequence[Any]) -> list[str]:
     texts = []
     for part in shown:
         each = ", for all clients" if part.per_client else ""
-        texts.append(f"{style.short(part.role, LETTERS)}: {_numbers(part.numbers)}{each}")
+        texts.append(f"{style.short(part.role, MAX_LETTERS)}: {_numbers(part.numbers)}{each}")
     if rest := parts[len(shown) :]:
         texts.append(f"and {len(rest)} more: {_numbers(sum(part.numbers for part in rest))}")
     return texts or ["nothing"]

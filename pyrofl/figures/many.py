@@ -1,9 +1,10 @@
 """What figures show of many rows, panels, curves and dots, and how they state the rest.
 
-Rows, such as clients, have names if at most `NAMED` fit. Otherwise they are sorted, those at both
-ends have names, and those between are drawn small; a label states their number. Panels that do not
-fit on a page are left out, and the title states how many are shown. Curves without a color of their
-own are pale, and the legend states their number, and that of missing values.
+Rows, such as clients, have names if they are at most `MAX_NAMED_ROWS`. Otherwise they are sorted,
+those at both ends have names, and those between are drawn small; a label states their number.
+Panels that do not fit on a page are left out, and the title states how many are shown. Curves
+without a color of their own are pale, and the legend states their number, and that of missing
+values.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pyrofl.figures.style import TALLEST, plain, pt, short
+from pyrofl.figures.style import MAX_HEIGHT, plain, pt, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 T = TypeVar("T")
 
-NAMED = 60  # most rows that all have names
-CROWD = 150  # dots that are drawn large
+MAX_NAMED_ROWS = 60  # most rows that all have names
+MAX_LARGE_DOTS = 150  # dots that are drawn large
 
 
 def refuse_lengths(**values: Any) -> None:
@@ -49,7 +50,7 @@ def refuse_swapped(name: str, low: Any, high: Any) -> None:
 
 def named() -> int:
     """Return the most rows that all have names: fewer with larger type, as on slides."""
-    return int(NAMED / pt(1) ** 2)
+    return int(MAX_NAMED_ROWS / pt(1) ** 2)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def height(count: float, lanes: float = 1.0) -> float:
     if count > named():
         count = 5 / 6 * named()  # see `rows`
     count *= max(1.0, lanes)
-    return float(min(TALLEST, 1.3 + max(0.14 if count > 40 else 0.23, 1.5 / count) * count))
+    return float(min(MAX_HEIGHT, 1.3 + max(0.14 if count > 40 else 0.23, 1.5 / count) * count))
 
 
 def some(values: Sequence[T], most: int) -> list[T]:
@@ -154,7 +155,7 @@ def fitting(
         what: what a panel shows, in the plural.
     """
     values = list(every)
-    shown = some(values, columns * max(1, int(TALLEST / tall)))
+    shown = some(values, columns * max(1, int(MAX_HEIGHT / tall)))
     return shown, part(shown, values, what)
 
 
@@ -162,7 +163,7 @@ def worst(
     every: Sequence[T], key: Any, columns: int, tall: float, what: str = "panels"
 ) -> tuple[list[T], str]:
     """Return the panels with the largest keys, as `fitting`, in their own order."""
-    most = columns * max(1, int(TALLEST / tall))
+    most = columns * max(1, int(MAX_HEIGHT / tall))
     first = np.sort(np.argsort(-np.nan_to_num(np.asarray(key, dtype=float)), kind="stable")[:most])
     shown = [every[int(i)] for i in first]
     return shown, part(shown, every, f"{what}, those that deviate most")
@@ -196,4 +197,4 @@ def notes(*texts: str) -> str:
 
 def dots(count: int) -> dict[str, Any]:
     """Return the size and the opacity of dots: small and pale where there are many."""
-    return {"s": 24, "alpha": 0.8} if count <= CROWD else {"s": 7, "alpha": 0.4}
+    return {"s": 24, "alpha": 0.8} if count <= MAX_LARGE_DOTS else {"s": 7, "alpha": 0.4}

@@ -28,8 +28,8 @@ __all__ = [
     "survival",
 ]
 
-MOST_ROWS = 30  # that can be read one by one
-MOST_LETTERS = 16  # of the name of a dot
+MAX_READABLE_ROWS = 30  # that can be read one by one
+MAX_LETTERS = 16  # of the name of a dot
 ENDS = ("mean", "low", "high")
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
 GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
@@ -48,7 +48,7 @@ def posterior_differences(
             a row.
         names: of the two fits.
     """
-    if len(table) > MOST_ROWS:
+    if len(table) > MAX_READABLE_ROWS:
         return _lanes(table, names)
     figure = style.canvas(8.4, many.height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
@@ -96,7 +96,7 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
         [*lanes], [_farthest(part) for part in lanes.values()], 1, 0.3, "variables"
     )
     lanes = {variable: lanes[variable] for variable in shown}
-    tall = min(max(1.6, 0.8 * len(lanes)), style.TALLEST)
+    tall = min(max(1.6, 0.8 * len(lanes)), style.MAX_HEIGHT)
     figure, grid = panels(2, 2, 4.2, tall, (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
         target, longest = TARGETS[column][0], 0
@@ -107,9 +107,9 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
             worst = int(np.abs(values - target).argmax())
             if len(part) > 1:
                 label = str(part.index[worst])
-                if len(label) > MOST_LETTERS:  # then without what all of the lane have in common
+                if len(label) > MAX_LETTERS:  # then without what all of the lane have in common
                     inner = label.removeprefix(f"{variable}[").removesuffix("]")
-                    label = style.short(inner, MOST_LETTERS)
+                    label = style.short(inner, MAX_LETTERS)
                 longest = max(longest, len(label))
                 _name(axes, label, values[worst], places[worst], target)
         farthest = float(np.abs(table[column] - target).max())

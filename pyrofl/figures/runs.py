@@ -26,9 +26,9 @@ __all__ += ["theme", "watched"]
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
 # and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
-FEWEST, SMALLEST = 25, 0.02
+MIN_BIN_ROWS, MIN_BIN_FRACTION = 25, 0.02
 
-MANY = 12  # methods that are drawn in the order of their scores
+MAX_METHODS_IN_ORDER = 12  # methods that are drawn in the order of their scores
 # Sites with a color of their own: those that moved most in the last rounds.
 MAX_COLORED_SITES, LATE_ROUNDS = 6, 5
 PARTS = {  # what moved -> its unit and its kind of line
@@ -37,7 +37,7 @@ PARTS = {  # what moved -> its unit and its kind of line
     "norm": ("fraction of its norm", "-"),
 }
 CONVERGED_RANGE = "converged range"
-HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest number there is
+MAX_CHANGE = 1e9  # that is drawn: what is not finite has moved by the largest number there is
 
 
 def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
@@ -57,7 +57,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     table["line"] = table["method"] + table["adaptation"]
     parts, alike = _apart(table)
     lines = table["line"].unique()
-    if len(lines) > style.CURVES:
+    if len(lines) > style.MAX_COLORED_CURVES:
         last = table.sort_values("round", kind="stable").groupby(["line", "model"])["value"].last()
         lines = _best_first(last.groupby("line"), metric)
     looks = styles(lines)
@@ -131,10 +131,10 @@ def convergence(run: Any) -> Figure:
     for axes, (unit, part) in zip(grid, moved.groupby(units, sort=False), strict=True):
         for (site, what, *_), points in part.groupby(of, sort=False):
             look = looks.get(
-                style.plain(site), {"color": style.PALE, "linewidth": 0.8, "zorder": 1}
+                style.plain(site), {"color": style.PALE_COLOR, "linewidth": 0.8, "zorder": 1}
             )
             look = look | {"linestyle": PARTS[what][1]}
-            seen = np.where(points["value"] > 0, points["value"].clip(upper=HIGHEST), np.nan)
+            seen = np.where(points["value"] > 0, points["value"].clip(upper=MAX_CHANGE), np.nan)
             name = style.plain(site) if what != "sd" and site in first else ""
             axes.plot(points["round"], seen, label=name, **look)
         axes.set_yscale("log")
@@ -222,7 +222,7 @@ def comparison(
         name: list(part.groupby("mark", sort=False)["value"])
         for name, part in table.groupby("method", sort=False)
     }
-    if len(lanes) > MANY:
+    if len(lanes) > MAX_METHODS_IN_ORDER:
         means = table.groupby(["method", "mark"])["value"].mean()
         lanes = {name: lanes[name] for name in _best_first(means.groupby("method"), metric)}
     looks = styles(name for marks in lanes.values() for name, _ in marks)
@@ -231,7 +231,7 @@ def comparison(
     each = (0.26 if len(lanes) < 10 else 0.13) * max(2, most)  # inches for a method
     if seeds == 1:
         each = 0.26
-    tall = min(1.1 + each * len(lanes), 1.4 * style.TALLEST)
+    tall = min(1.1 + each * len(lanes), 1.4 * style.MAX_HEIGHT)
     figure, axes = style.one_panel(6.4, tall, ax, grid="x")
     step = (0.8 if seeds > 1 else 0.4) / most
     for lane, marks in enumerate(lanes.values()):
@@ -258,7 +258,7 @@ def comparison(
     note = many.notes(note, many.missing(table["value"]))
     methods = f"{len(lanes)} methods" if len(lanes) > 1 else next(iter(lanes))
     title = f"{style.heading(metric)} of {methods} after training"
-    title += ", best first" if len(lanes) > MANY else ""
+    title += ", best first" if len(lanes) > MAX_METHODS_IN_ORDER else ""
     return with_legend(figure, [axes], looks, note, ax=ax, title=title)
 
 
@@ -310,9 +310,9 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     looks = styles(bins)
     for name, look in looks.items():
         rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
-        enough = rows >= max(FEWEST, SMALLEST * rows.sum())
+        enough = rows >= max(MIN_BIN_ROWS, MIN_BIN_FRACTION * rows.sum())
         if (rows[~enough] > 0).any():
-            notes[1:] = [f"hollow: under {FEWEST} rows or {SMALLEST:.0%} of them"]
+            notes[1:] = [f"hollow: under {MIN_BIN_ROWS} rows or {MIN_BIN_FRACTION:.0%} of them"]
         style.bubbles(upper, sure, right, rows, enough, name, look)
         thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 1.5}
         lower.stairs(100 * rows / max(1, rows.sum()), np.linspace(0, 1, len(rows) + 1), **thin)

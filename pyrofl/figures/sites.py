@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["clients", "confidence", "differences", "partition"]
 
 COLUMNS = 4  # of panels
-EQUAL = 1.1  # weights of clients that differ by less are told to be equal
+EQUAL_WEIGHT_RATIO = 1.1  # weights of clients that differ by less are told to be equal
 
 
 def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
@@ -92,7 +92,11 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     for axes in (weights, distances):
         style.mark_sizes(axes.xaxis, size)
     times = share.max() / share.min()
-    spread = "all but equal" if times < EQUAL else f"the largest is {times:.3g} times the smallest"
+    spread = (
+        "all but equal"
+        if times < EQUAL_WEIGHT_RATIO
+        else f"the largest is {times:.3g} times the smallest"
+    )
     note = f"weights of {share.min():.3g} to {share.max():.3g}%: {spread}"
     note = note if len(size) > 1 else "one client, so all of the weight"
     title = "Weight of each client at the server, and distance of its head from the server's"
@@ -115,7 +119,7 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     figure, axes = style.one_panel(5.4, 3.8, ax)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.03 * np.sin(2.4 * np.arange(len(size)))) if named else size
-    joined = named and len(size) <= many.CROWD
+    joined = named and len(size) <= many.MAX_LARGE_DOTS
     if joined:
         ends = np.stack(list(models.values()))
         axes.vlines(beside, ends.min(0), ends.max(0), color=GRAY, linewidth=0.8, zorder=1)
@@ -163,7 +167,7 @@ def differences(
     many.refuse_lengths(sites=sites)
     names = list(next(iter(sites.values())))
     columns = min(COLUMNS, len(sites))
-    most = min(style.TALLEST / -(-len(sites) // columns), many.height(len(names)) - 1)
+    most = min(style.MAX_HEIGHT / -(-len(sites) // columns), many.height(len(names)) - 1)
     tall = min(0.4 + 0.22 * len(names), most)
     how: dict[str, Any] = {"sharex": True, "sharey": True}
     figure, grid = panels(len(sites), columns, 3.1, tall + 0.7, (1.2, 1.0), "x", **how)

@@ -28,9 +28,9 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
 GRAY = "#999999"
-WIDEST, TALLEST, NARROWEST = 14.0, 9.0, 5.0  # inches of the panels of a figure
-CURVES = 14  # that have looks of their own
-PALE = "#cccccc"  # of further curves
+MAX_WIDTH, MAX_HEIGHT, MIN_WIDTH = 14.0, 9.0, 5.0  # inches of the panels of a figure
+MAX_COLORED_CURVES = 14  # that have looks of their own
+PALE_COLOR = "#cccccc"  # of further curves
 LEGEND = 0.55  # inches of a legend that figures have room for
 
 Theme = Literal["page", "slides"]
@@ -141,13 +141,13 @@ def panels(
     """
     from matplotlib.ticker import MaxNLocator
 
-    columns = min(columns, count, max(1, int((WIDEST - room[0]) / wide)))
+    columns = min(columns, count, max(1, int((MAX_WIDTH - room[0]) / wide)))
     rows = -(-count // columns)
     if rows == 1:
         tall = max(tall, 1.8)
-    if columns * wide < NARROWEST:
-        tall = max(tall, min(2.6, tall * NARROWEST / (columns * wide)))
-        wide = NARROWEST / columns
+    if columns * wide < MIN_WIDTH:
+        tall = max(tall, min(2.6, tall * MIN_WIDTH / (columns * wide)))
+        wide = MIN_WIDTH / columns
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
     panels_of_figure = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for axes in panels_of_figure[count:]:
@@ -177,7 +177,7 @@ def one_panel(
     return cast("Figure", ax.figure), ax
 
 
-def styles(names: Iterable[str], most: int = CURVES) -> dict[str, dict[str, Any]]:
+def styles(names: Iterable[str], most: int = MAX_COLORED_CURVES) -> dict[str, dict[str, Any]]:
     """Assign a color, marker and line style to every name: name -> style.
 
     Those of the first `most` names differ; further curves are thin and pale.
@@ -185,7 +185,7 @@ def styles(names: Iterable[str], most: int = CURVES) -> dict[str, dict[str, Any]
     looks: dict[str, dict[str, Any]] = {}
     for i, name in enumerate(dict.fromkeys(names)):
         if i >= most:
-            looks[name] = {"color": PALE, "marker": ".", "linestyle": "-", "zorder": 1}
+            looks[name] = {"color": PALE_COLOR, "marker": ".", "linestyle": "-", "zorder": 1}
             continue
         again, k = divmod(i, len(COLORS))  # a second round has other lines and markers
         kind = LINES[(k + again) % len(LINES)]
@@ -314,7 +314,7 @@ def with_legend(
         handles, labels = axes.get_legend_handles_labels()
         handle_by_label |= dict(zip(labels, handles, strict=True))
     looks = order if isinstance(order, Mapping) else {}
-    pale = [name for name in handle_by_label if looks.get(name, {}).get("color") == PALE]
+    pale = [name for name in handle_by_label if looks.get(name, {}).get("color") == PALE_COLOR]
     if pale:
         note = f"{note}; gray: {len(pale)} more" if note else f"gray: {len(pale)} more"
     handle_by_label = {

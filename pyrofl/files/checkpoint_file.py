@@ -27,8 +27,8 @@ from pyrofl.files.run_folder import replacing
 FORMAT = 5  # raised when older files can no longer be read
 ENTRY = "pyrofl"
 HASH = b'{\\"sha256\\": \\"'  # as it stands in the header: JSON inside JSON
-BLANK = "0" * 64  # in place of the hash while it is computed
-BLOCK = 2**20  # bytes that are hashed at once
+BLANK_HASH = "0" * 64  # in place of the hash while it is computed
+BLOCK_BYTES = 2**20  # bytes that are hashed at once
 # Numbers in a list from which on it is a tensor: safetensors limits the header's size.
 MIN_TENSOR_NUMBERS = 99
 KINDS: dict[str, Callable[[Any], Any]] = {
@@ -47,7 +47,7 @@ def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]
         content: dicts, lists and tuples of tensors, numbers, texts and None.
     """
     tensors: dict[str, Tensor] = {}
-    head = {"sha256": BLANK, "format": FORMAT, "about": about}
+    head = {"sha256": BLANK_HASH, "format": FORMAT, "about": about}
     text = json.dumps(head | {"content": _encode(content, "", tensors)})
     seen: set[int] = set()
     for name, value in tensors.items():  # safetensors refuses tensors that share memory
@@ -128,10 +128,10 @@ def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
     at = head.find(HASH) + len(HASH)
     if at < len(HASH):
         return 0, b"", b""
-    claimed = head[at : at + len(BLANK)]
-    blank = head[:at] + BLANK.encode() + head[at + len(BLANK) :]
+    claimed = head[at : at + len(BLANK_HASH)]
+    blank = head[:at] + BLANK_HASH.encode() + head[at + len(BLANK_HASH) :]
     digest = hashlib.sha256(length.to_bytes(8, "little") + blank)
-    while block := file.read(BLOCK):
+    while block := file.read(BLOCK_BYTES):
         digest.update(block)
     return 8 + at, digest.hexdigest().encode(), claimed
 

@@ -17,7 +17,7 @@ from pyrofl.files.run_folder import CHECKPOINT, write_json
 
 RUN_FILE = "run.json"
 HASHES = "hashes"  # entry of run.json: name of a file -> its hash
-SHOWN = 12  # characters of a hash in messages
+SHOWN_HASH_CHARACTERS = 12  # characters of a hash in messages
 
 
 def write(
@@ -64,7 +64,8 @@ def read(path: Path, tables: bool = False) -> Any:
         if now != (was := hashes[name]):
             raise ValueError(
                 f"{path.with_name(name)} was altered or cut off after the run wrote it (its hash "
-                f"is {now[:SHOWN]}, and was {str(was)[:SHOWN]}); restore the file, or run again "
+                f"is {now[:SHOWN_HASH_CHARACTERS]}, and was {str(was)[:SHOWN_HASH_CHARACTERS]}); "
+                "restore the file, or run again "
                 f"with --overwrite; after an edit of your own, remove {HASHES!r} from {RUN_FILE}"
             )
     return facts

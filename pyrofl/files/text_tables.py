@@ -8,8 +8,8 @@ from typing import Any
 
 BEST = " *"  # after the best number of a column
 EMPTY_CELLS = ("", "-", "None")
-WORDS_IN_NUMBERS = {"to", "of", "and", "e", "sd", "sds"}
-WORDS_IN_NUMBERS |= {"s", "ms", "min", "h", "kB", "MB", "GB", "bytes"}
+UNITS_AND_CONNECTIVES = {"to", "of", "and", "e", "sd", "sds"}
+UNITS_AND_CONNECTIVES |= {"s", "ms", "min", "h", "kB", "MB", "GB", "bytes"}
 
 
 def looks_numeric(value: Any) -> bool:
@@ -22,10 +22,12 @@ def looks_numeric(value: Any) -> bool:
     if not isinstance(value, str):
         return isinstance(value, int | float)
     words = re.findall(r"[^\W\d_]+", value)
-    return bool(re.match(r"[*~<>≤≥+\-±( ]*\.?\d", value)) and WORDS_IN_NUMBERS.issuperset(words)
+    return bool(re.match(r"[*~<>≤≥+\-±( ]*\.?\d", value)) and UNITS_AND_CONNECTIVES.issuperset(
+        words
+    )
 
 
-def is_numeric_column(values: Iterable[Any]) -> bool:
+def is_mostly_numeric(values: Iterable[Any]) -> bool:
     """Return whether most cells of a column are numbers; empty cells do not count."""
     is_numeric = [looks_numeric(v) for v in values if v is not None and v not in EMPTY_CELLS]
     return sum(is_numeric) > len(is_numeric) / 2
@@ -45,7 +47,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     laid = []
     for title, *values in zip(columns, *rows, strict=True):
         cells = [_in_a_line(title), *map(_cell, values)]
-        flush = ">" if not values or is_numeric_column(values) else "<"
+        flush = ">" if not values or is_mostly_numeric(values) else "<"
         if flush == ">" and any(cell.endswith(BEST) for cell in cells):
             cells = [cell if cell.endswith(BEST) else cell + " " * len(BEST) for cell in cells]
         laid.append([f"{cell:{flush}{max(map(len, cells))}}" for cell in cells])
@@ -63,7 +65,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """
     lines = [[str(cell) for cell in row] for row in rows]
     each = zip(*lines, strict=True) if lines else [()] * len(columns)
-    rule = "".join("|---:" if is_numeric_column(values) else "|---" for values in each)
+    rule = "".join("|---:" if is_mostly_numeric(values) else "|---" for values in each)
     head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
     return "\n".join([head, f"{rule}|", *body])
 
@@ -71,7 +73,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return decimals(value) if isinstance(value, float) else _in_a_line(str(value))
+    return format_number(value) if isinstance(value, float) else _in_a_line(str(value))
 
 
 def _in_a_line(text: str) -> str:
@@ -79,7 +81,7 @@ def _in_a_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def decimals(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number with four decimals, or four significant digits if it is tiny.
 
     >>> decimals(0.9), decimals(0.0), decimals(1.5e-7)

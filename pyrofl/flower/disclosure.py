@@ -20,7 +20,7 @@ from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
-from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED
+from pyrofl.inference.posteriors.importance_sampling import MAX_TRIED
 from pyrofl.inference.posteriors.shared import corrected_shared
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import reporter
@@ -93,7 +93,7 @@ def leaving(
     ]
     last = (
         "weights, after the last round: in 2 to 8 messages, the log marginal likelihood of each "
-        f"{nouns().client} at up to {MOST_TRIED:,} draws of the shared parameters, to correct "
+        f"{nouns().client} at up to {MAX_TRIED:,} draws of the shared parameters, to correct "
         "posterior draws"
     )
     weights = f"{last}\n" if any(line[1] == "weights" for line in lines) else ""

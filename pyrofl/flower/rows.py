@@ -13,7 +13,12 @@ from pyrofl.data.loaders.csv_files import codes_of, refuse_range
 from pyrofl.data.tables.columns import Column
 from pyrofl.data.tables.data_quality import of_numbers
 from pyrofl.data.tables.holdout import draw_test_rows
-from pyrofl.data.tables.row_checks import cells_of, determines, of_answers, relation_of
+from pyrofl.data.tables.row_checks import (
+    cells_of,
+    determined_target_warning,
+    is_determined,
+    relation_of,
+)
 from pyrofl.flower.project import Project
 from pyrofl.user_warnings import warn_user
 
@@ -44,7 +49,11 @@ def _doubtful(project: Project, table: Mapping[str, Column]) -> list[str]:
     numbers = [table[name] for name in project.features]
     texts = [of_numbers(c) for c in (*numbers, *([] if project.classes else [target]))]
     pairs = {c.name: relation_of(cells_of(c), cells_of(target)) for c in numbers}
-    texts.append(of_answers(target.name, [n for n, pair in pairs.items() if determines([pair])]))
+    texts.append(
+        determined_target_warning(
+            target.name, [n for n, pair in pairs.items() if is_determined([pair])]
+        )
+    )
     return [text for text in texts if text]
 
 

@@ -27,7 +27,7 @@ from pyrofl.flower.site_results import POSTERIOR_FILE, write_results
 from pyrofl.flower.tables import read_site_tables, regression_client
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.evaluation.specification import default_evaluation
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.message_checks import (
@@ -202,7 +202,9 @@ class Site:
         check_name(method, self.project.labels, "method")
         view = (
             model
-            or default_model(method_schedule(self.project.build(self.data.clients)[method])(0))[0]
+            or default_evaluation(
+                method_schedule(self.project.build(self.data.clients)[method])(0)
+            )[0]
         )
         path = self._request_path(method, view)
         if not path.exists():

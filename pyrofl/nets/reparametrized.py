@@ -18,10 +18,12 @@ from pyrofl.nets.stacked import attention_by_products, constants
 from pyrofl.nets.unsupported import explained, refuse_integers
 from pyrofl.tensors import Tensors
 
-TINY = 1e-12  # keeps the slope of the root finite where all inputs of an output are zero
+# Keeps the slope of the root finite where all inputs of an output are zero.
+MIN_SQUARED_NORM = 1e-12
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-EXACT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # not subclasses, which compute other things
+# Not subclasses, which compute other things.
+SUPPORTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Reparametrized:
@@ -46,7 +48,7 @@ class Reparametrized:
             check_name(name, net.shapes, "parameter that trains")
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names)
         layers = {path: self.module.get_submodule(path) for path in paths}
-        self._layers = {n: v for n, v in layers.items() if type(v) in EXACT}
+        self._layers = {n: v for n, v in layers.items() if type(v) in SUPPORTED_LAYERS}
         for layer in self._layers.values():
             for buffer in ("weight_variance", "bias_variance", "noise"):
                 layer.register_buffer(buffer, torch.zeros(()))
@@ -149,7 +151,7 @@ class Reparametrized:
                 else:
                     scale = spread["bias"][:, None]
                 drawn = noise[next(iter(names)).rpartition(".")[0]]
-                y = y + (scale + TINY).sqrt() * drawn
+                y = y + (scale + MIN_SQUARED_NORM).sqrt() * drawn
                 axes = drawn.dim() - 2
             x = y
         return x
@@ -178,4 +180,4 @@ def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
         spread = layer._conv_forward(inputs[0].square(), weight, bias)
     else:
         spread = linear(inputs[0].square(), weight, bias)
-    return output + (spread + TINY).sqrt() * noise
+    return output + (spread + MIN_SQUARED_NORM).sqrt() * noise

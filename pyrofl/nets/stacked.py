@@ -25,7 +25,7 @@ from pyrofl.nets.architectures import Noise, ResidualBlock, Shape
 from pyrofl.nets.unsupported import as_outputs, explained
 from pyrofl.tensors import Tensors
 
-IMAGES = 600 * 2**10  # bytes of images per pass through convolutions: measured
+IMAGE_BYTES_PER_PASS = 600 * 2**10  # bytes of images per pass through convolutions: measured
 PRODUCTS_ENTRIES = 2**14  # entries of a client's weight from which `Products` is faster: measured
 
 Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
@@ -101,7 +101,7 @@ def _few(chain: list[Part], x: Tensor) -> int:
     convolved = any(getattr(part.rule, "func", part.rule) in kinds for part in chain)
     if not convolved or x.device.type != "cpu" or not x.numel():  # measured on CPUs only
         return len(x)
-    return max(1, IMAGES * len(x) // (x.numel() * x.element_size()))
+    return max(1, IMAGE_BYTES_PER_PASS * len(x) // (x.numel() * x.element_size()))
 
 
 def _run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int) -> Tensor:

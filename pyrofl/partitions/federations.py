@@ -305,7 +305,7 @@ def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Gen
 
 
 def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generator) -> Parts:
-    """Allocate the test rows to clients by the policy uniform, same_shares or labels_global."""
+    """Allocate the test rows to clients by the policy uniform, same_shares or same_classes."""
     types = _types(dataset)
     client_types = [types[part] for part in train]
     if policy == "uniform":
@@ -313,9 +313,9 @@ def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generato
     elif policy == "same_shares":
         parts = allocation.same_shares(client_types, types[rows], rng)
     elif dataset.classes:
-        parts = allocation.labels_global(client_types, types[rows])
+        parts = allocation.same_classes(client_types, types[rows])
     else:
-        raise ValueError(f"test policy is labels_global, but {dataset.name} has no classes")
+        raise ValueError(f"test policy is same_classes, but {dataset.name} has no classes")
     return [rows[part] for part in parts]
 
 

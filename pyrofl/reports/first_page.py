@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_RELIABLE_K = 0.7  # largest reliable Pareto k
-CALIBRATED = 90  # percent that 95% intervals cover at least
+MIN_COVERAGE_PERCENT = 90  # percent that 95% intervals cover at least
 KINDS: dict[RowScore, str] = {
     "accuracy": "Fraction of correct predictions",
     "error": "Mean absolute error",
@@ -259,7 +259,7 @@ def coverage(method: str) -> str:
             low = min(low, *percentages)
     if not texts:
         return ""
-    more = "" if low >= CALIBRATED else ", so its posterior is too narrow"
+    more = "" if low >= MIN_COVERAGE_PERCENT else ", so its posterior is too narrow"
     return (
         f"In simulations, 95% intervals of {method} contained the true parameter in "
         f"{' and '.join(texts)} of cases{more}."

@@ -19,7 +19,7 @@ from pyrofl.inference.checks import predictive_checks
 from pyrofl.inference.definition.seeds import separate
 from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.posteriors.export import SAMPLES
+from pyrofl.inference.posteriors.export import SAMPLE_DIMS
 from pyrofl.inference.posteriors.summary import ADDED, summarize
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.columns import variables
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-ENTRIES = 1000  # of a program's variables that are summarized
-SHOWN = 6  # columns with a conditional effect, terms with a forest plot, sentences of one kind
+MAX_ENTRIES = 1000  # of a program's variables that are summarized
+MAX_SHOWN = 6  # columns with a conditional effect, terms with a forest plot, sentences of one kind
 CONTINUOUS, DISCRETE = ("mean", "sd", "max"), ("mean", "sd", "zeros")
-REPLICAS, CELLS = 1000, 5_000_000  # posterior predictive draws; numbers in all of them
+NUM_REPLICAS, MAX_CELLS = 1000, 5_000_000  # posterior predictive draws; numbers in all of them
 ENDS = ["2.5%", "97.5%"]
 TITLES = {
     "forest": "",  # the clients, as the study calls them
@@ -84,7 +84,7 @@ def estimates(run: Run, idata: Any, var_names: Sequence[str] | None = None) -> P
         table = summarize(idata, names=variables_of(method))
         return ParameterTables(idata, table, ratios=effects.ratios(run) if has_ratios else None)
     every = idata["posterior"]
-    shown, left = fitting(every, ENTRIES) if var_names is None else (var_names, [])
+    shown, left = fitting(every, MAX_ENTRIES) if var_names is None else (var_names, [])
     table = summarize(idata, names={n: n for n in shown})
     return ParameterTables(idata, table, tuple(shown), left=tuple(left))
 
@@ -110,12 +110,12 @@ def drawings(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     posterior = parameter_tables.found["posterior"]  # of a server, it has no effects of clients
     groups = [one for one in method.design.groups if f"r_{one.name}" in posterior]
     terms = dict.fromkeys(label for one in groups for label in one.labels)
-    for k, term in enumerate(list(terms)[:SHOWN]):
+    for k, term in enumerate(list(terms)[:MAX_SHOWN]):
         text = f"{term} of each {nouns().client} or level, with 95% intervals"
         yield f"forest-{k}", text, partial(effects.forest, run, term)
     names = variables(method.design.formula.population)[0]
     columns = [name for name in method.design.needed if name in names]
-    for k, column in enumerate(columns[:SHOWN]):
+    for k, column in enumerate(columns[:MAX_SHOWN]):
         text = f"Expected response by {column}; other columns at their means or first levels"
         yield f"conditional-{k}", text, partial(_conditional, run, column)
     if method.design.family.kind == "rows" and not isinstance(run.data, Hidden):
@@ -154,8 +154,8 @@ def _effects(parameter_tables: ParameterTables) -> Figure:
 
 def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing]:
     posterior, whole = parameter_tables.found["posterior"], list[str]()
-    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLES, "client")]
-    for name in shown[:SHOWN] if run.data.clients > 1 else ():
+    shown = [n for n in parameter_tables.names if posterior[n].dims == (*SAMPLE_DIMS, "client")]
+    for name in shown[:MAX_SHOWN] if run.data.clients > 1 else ():
         whole.append(name)
         draw = partial(_clients, posterior[name])
         text = f"{name} of each {nouns().client}, with 95% intervals."
@@ -168,7 +168,7 @@ def _of_program(run: Run, parameter_tables: ParameterTables) -> Iterator[Drawing
 
 
 def _clients(value: Any) -> Figure:
-    draws = value.stack(draws=SAMPLES).transpose("draws", "client").values
+    draws = value.stack(draws=SAMPLE_DIMS).transpose("draws", "client").values
     summary = np.stack([draws.mean(0), *np.quantile(draws, [0.025, 0.975], axis=0)])
     labels = [str(c) for c in value["client"].values]
     return figures.forest({"95% interval": tuple(summary)}, labels, str(value.name))
@@ -186,7 +186,7 @@ def _conditional(run: Run, column: str) -> Figure:
 def _predictive(run: Run) -> Figure:
     method: Any = run.method
     is_discrete = method.design.family.support in ("count", "trials", "binary")
-    draws = min(REPLICAS, max(CELLS // len(run.data.y), 100))
+    draws = min(NUM_REPLICAS, max(MAX_CELLS // len(run.data.y), 100))
     table = predictive_checks(run, DISCRETE if is_discrete else CONTINUOUS, draws, progress=False)
     return figures.predictive_checks(table)
 
@@ -214,7 +214,7 @@ def results(run: Run, parameter_tables: ParameterTables) -> list[str]:
     sentences = [*_terms(run, parameter_tables)]
     at = f"on the scale of the link {method.link}" if method.link != "identity" else ""
     for name, row in parameter_tables.table[parameter_tables.table.index.str.startswith("sd_")][
-        :SHOWN
+        :MAX_SHOWN
     ].iterrows():
         level = str(name).removeprefix("sd_")
         text = f"The standard deviation between levels of {level} is {number(row['median'])}"
@@ -243,7 +243,7 @@ def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
             0.0,
         )
         kind = "mean" if method.link == "identity" else f"{method.link} of the mean"
-    for label, row in table[: 2 * SHOWN].iterrows():
+    for label, row in table[: 2 * MAX_SHOWN].iterrows():
         term = str(label) if ratio else str(label)[2:-1]
         term, _, answer = term.partition(" (")
         versus = f" = {answer[:-1]} against {method.design.answers[0]}" if answer else ""
@@ -287,10 +287,10 @@ def _parameters(parameter_tables: ParameterTables) -> list[str]:
         value, labels = posterior[name], parameter_tables.table.index
         rows = parameter_tables.table[(labels == name) | labels.str.startswith(f"{name}[")]
         if "client" not in value.dims:
-            for label, row in rows[: SHOWN + 1 - len(sentences)].iterrows():
+            for label, row in rows[: MAX_SHOWN + 1 - len(sentences)].iterrows():
                 text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
                 sentences.append(text)
-        elif value.dims == (*SAMPLES, "client") and len(rows) > 1:
+        elif value.dims == (*SAMPLE_DIMS, "client") and len(rows) > 1:
             ends = (rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()])
             told = (
                 f"{number(row['mean'])} at {str(row.name)[len(name) + 1 : -1]} "
@@ -298,7 +298,7 @@ def _parameters(parameter_tables: ParameterTables) -> list[str]:
                 for row in ends
             )
             sentences.append(f"{name} goes from {' to '.join(told)}.")
-    return sentences[: 2 * SHOWN]
+    return sentences[: 2 * MAX_SHOWN]
 
 
 def sections(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyrofl.experiments.console import ending
 from pyrofl.files.run_folder import replacing
-from pyrofl.files.text_tables import is_numeric_column
+from pyrofl.files.text_tables import is_mostly_numeric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ class Section:
         """Add a table to the report section; only the first lines of a long table are shown."""
         found = [*lines]
         shown = found[:MAX_TABLE_LINES]
-        right = [is_numeric_column(values) for values in zip(*shown, strict=True)]
+        right = [is_mostly_numeric(values) for values in zip(*shown, strict=True)]
         rows = [
             [(_cell(v), _kind(v, is_right)) for v, is_right in zip(line, right, strict=True)]
             for line in shown

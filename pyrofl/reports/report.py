@@ -12,7 +12,7 @@ from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments import rows
 from pyrofl.files.run_folder import refuse_no_output
 from pyrofl.inference.definition.programs import Supervised
-from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.evaluation.specification import default_evaluation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.nouns import nouns
 from pyrofl.reports import first_page as words
@@ -106,7 +106,7 @@ def _check_var_names(run: Run, var_names: Sequence[str] | None) -> None:
 def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list[Section]]:
     """Return the title and the sections of the page of a network."""
     scores = run.evaluate_all()
-    main, names = default_model(run.method), run.data.names[: run.data.clients]
+    main, names = default_evaluation(run.method), run.data.names[: run.data.clients]
     sizes = dict(zip(names, run.data.sizes[: run.data.clients].tolist(), strict=True))
     method = run.method.name or "the method"
     table = rows.of_model(rows.of_run(run.data, scores), (method, *main))

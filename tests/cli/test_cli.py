@@ -734,16 +734,16 @@ def test_who_holds_what_has_a_seed_of_its_own(tmp_path):
 
 
 def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
-    asked = [*SMALL, "--fold-messages", "--posterior-draws", "0", "--set", "epochs=1"]
+    asked = [*SMALL, "--discard-messages", "--posterior-draws", "0", "--set", "epochs=1"]
     assert main(["run", "fedprox", *asked, "--out", str(tmp_path / "a")]) == 0
     facts = json.loads((tmp_path / "a" / "run.json").read_text())
-    assert facts["experiment"]["fold_messages"] is True
+    assert facts["experiment"]["discard_messages"] is True
     assert facts["message_scalars"] == 64 * 6 + 6 + 6 * 10 + 10
     assert facts["reported"] == [4, 4]
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
     for words in (["run", "pvi"], ["compare", "fedprox", "pvi"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
-        told = "--fold-messages with pvi: keep_messages is False, but this"
+        told = "--discard-messages with pvi: keep_messages is False, but this"
         assert told in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
 

@@ -238,7 +238,7 @@ def test_every_method_has_nine_settings_of_its_own_and_its_defaults_among_them(m
         return methods([method], words, task, 9)[method]
 
     found = grids.settings_to_try(method, [], None, made, [], 0)
-    assert len(found) == grids.TRIALS
+    assert len(found) == grids.NUM_TRIALS
     assert found[0].keys() == found[1].keys() <= arguments(builds()[method]).keys()
     assert grids.settings_to_try(method, [], None, made, [], 0) == found
     assert grids.settings_to_try(method, [], None, made, [], 1)[0] == found[0]

@@ -212,7 +212,7 @@ def test_digit_five_has_five_domains_of_ten_classes(tmp_path, rng):
 def test_clients_of_a_domain_are_tested_on_it(tmp_path, rng):
     simulated_files.digit_five(tmp_path, rng)
     data = load("digit_five", data_dir=tmp_path)
-    federation = split(data, "domains:slices:5", 10, seed=0, test="labels_global")
+    federation = split(data, "domains:slices:5", 10, seed=0, test="same_classes")
     for j, (train, test) in enumerate(zip(federation.train, federation.test, strict=True)):
         assert set(data.groups["domain"][train].tolist()) == {j % 5}
         assert set(data.groups["domain"][test].tolist()) == {j % 5}
@@ -272,7 +272,7 @@ def test_superclasses_of_sun397_are_labels_and_ambiguous_classes_are_left_out(tm
     assert data.classes == ("indoor", "outdoor, natural", "outdoor, man-made")
     assert torch.equal(data.y, torch.arange(3).repeat_interleave(200))
     assert torch.equal(data.types, torch.arange(6).repeat_interleave(100))
-    federation = split(data, "drift", 6, seed=0, test="labels_global")
+    federation = split(data, "drift", 6, seed=0, test="same_classes")
     for rows in federation.train:
         assert len(set(data.types[rows].tolist())) == 3
         assert set(data.y[rows].tolist()) == {0, 1, 2}

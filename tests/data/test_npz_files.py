@@ -195,7 +195,7 @@ def test_a_header_that_lies_is_refused_at_the_command_line(tmp_path, arrays, nam
 
 def test_what_does_not_fit_into_memory_is_not_read(tmp_path, arrays, monkeypatch):
     data = save(tmp_path / "zoo.npz", arrays)
-    size = 2 * npz_files.COPIES * arrays["images"].size
+    size = 2 * npz_files.BYTES_PER_PIXEL * arrays["images"].size
     monkeypatch.setattr(npz_files, "machine_memory", lambda: size)
     assert len(load(data).y) == 6
     monkeypatch.setattr(npz_files, "machine_memory", lambda: size - 1)

@@ -9,7 +9,7 @@ import pytest
 from pyrofl import Federation, datasets, federations
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.data_quality import code_warning, spellings
-from pyrofl.data.tables.row_checks import determines, is_doubled, relation_of, shared_row_warning
+from pyrofl.data.tables.row_checks import is_determined, is_doubled, relation_of, shared_row_warning
 
 RNG = np.random.default_rng(52)
 AGES = RNG.normal(60, 15, 300).clip(18, 95).round()
@@ -101,12 +101,12 @@ Y = RNG.normal(size=60)
 @pytest.mark.parametrize("clients", [1, 7])
 def test_features_that_determine_the_target_are_found(feature, target, expected, clients):
     parts = [np.arange(60) % clients == k for k in range(clients)]
-    assert determines([relation_of(feature[p], target[p]) for p in parts]) == expected
+    assert is_determined([relation_of(feature[p], target[p]) for p in parts]) == expected
 
 
 def test_few_rows_determine_nothing():
-    assert not determines([relation_of(np.arange(4.0), 2 * np.arange(4.0))])
-    assert not determines([relation_of(Y[:2], Y[2:4]) for _ in range(40)])
+    assert not is_determined([relation_of(np.arange(4.0), 2 * np.arange(4.0))])
+    assert not is_determined([relation_of(Y[:2], Y[2:4]) for _ in range(40)])
 
 
 def test_copies_of_all_rows_of_a_client_are_found():

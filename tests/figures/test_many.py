@@ -52,7 +52,7 @@ def test_many_rows_are_sorted_and_each_has_a_place(count):
     assert np.isfinite(known[large]).all()  # of rows without a value, no name is needed
     assert (np.diff(found.at) > 0).all()
     assert np.diff(found.at[large][:15]).tolist() == [1.0] * 14  # rows with names have their room
-    assert found.at[-1] < many.NAMED
+    assert found.at[-1] < many.MAX_NAMED_ROWS
 
 
 def test_rows_without_any_value_have_places_too():
@@ -184,7 +184,7 @@ def test_panels_fit_on_a_page_and_the_title_says_how_many_are_shown(name, count,
         figure = PANELS[name](count)
         wide, tall = figure.get_size_inches() / style.pt(1) ** 0.5
         assert overlaps(figure) == []
-    assert style.NARROWEST <= wide <= style.WIDEST
+    assert style.MIN_WIDTH <= wide <= style.MAX_WIDTH
     assert tall < 11.5
     shown = len(figure.axes)
     told = title(figure).replace("\n", " ")

@@ -202,10 +202,10 @@ def test_reliability_without_rows_is_an_empty_figure():
 def test_names_have_looks_of_their_own():
     styles = style.styles(f"method {i}" for i in range(28))
     looks = [(s["color"], s["linestyle"]) for s in styles.values()]
-    assert len({*looks[: style.CURVES]}) == style.CURVES
+    assert len({*looks[: style.MAX_COLORED_CURVES]}) == style.MAX_COLORED_CURVES
     marks = [(s["color"], s["marker"]) for s in styles.values()]  # of points without lines
-    assert len({*marks[: style.CURVES]}) == style.CURVES
-    assert {color for color, _ in looks[style.CURVES :]} == {style.PALE}
+    assert len({*marks[: style.MAX_COLORED_CURVES]}) == style.MAX_COLORED_CURVES
+    assert {color for color, _ in looks[style.MAX_COLORED_CURVES :]} == {style.PALE_COLOR}
 
 
 def test_figures_are_saved_whole_and_pyplot_knows_of_none(tmp_path):

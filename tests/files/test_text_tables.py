@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrofl.files.text_tables import is_numeric_column, looks_numeric, markdown, table
+from pyrofl.files.text_tables import is_mostly_numeric, looks_numeric, markdown, table
 from pyrofl.reports.page import Section, page
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -32,9 +32,9 @@ def test_text_is_no_number(text):
 
 
 def test_a_column_with_a_few_words_is_one_of_numbers():
-    assert is_numeric_column(["0.1", "0.2", "failed", "", None])
-    assert not is_numeric_column(["0.1", "failed"])
-    assert not is_numeric_column(["", "-", None])
+    assert is_mostly_numeric(["0.1", "0.2", "failed", "", None])
+    assert not is_mostly_numeric(["0.1", "failed"])
+    assert not is_mostly_numeric(["", "-", None])
 
 
 def test_the_terminal_aligns_texts_of_numbers_with_and_without_a_star():
@@ -76,5 +76,5 @@ def test_pages_of_results_have_no_column_of_numbers_at_the_left(name):
         end = next((j for j in range(i, len(lines)) if not lines[j].startswith("|")), len(lines))
         rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[i + 1 : end]]
         found = [cell.endswith(":") for cell in lines[i][1:-1].split("|")]
-        numeric = [is_numeric_column(column) for column in zip(*rows, strict=True)]
+        numeric = [is_mostly_numeric(column) for column in zip(*rows, strict=True)]
         assert found == numeric, lines[i - 1]

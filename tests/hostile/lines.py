@@ -31,8 +31,8 @@ LINES: dict[str, str] = {
     "guides>guides shared>shared __init__>__init__ priors.flat>priors.flat "
     "fedrep~--per-class~6~--net~softmax> fedbe~--per-class~6~--clients~2>server_data "
     "metavd~--data~eight_schools> "
-    "pvi~--per-class~6~--clients~2~--fold-messages>--fold-messages "
-    "fedbe~--per-class~6~--clients~2~--server-data~10~--fold-messages>--fold-messages",
+    "pvi~--per-class~6~--clients~2~--discard-messages>--discard-messages "
+    "fedbe~--per-class~6~--clients~2~--server-data~10~--discard-messages>--discard-messages",
     "run fedavg ": "--nonsense>--nonsense --nonsense=3>--nonsense -r~3>-r --se~3>--se "
     "--part~0.5>--part --seeds~3>--seeds --turns~3>--turns --overwrite=yes>--overwrite "
     "--quiet=0>--quiet --resume~3>3 --set>--set --set~--lr=1>--set "
@@ -71,7 +71,7 @@ HELPFUL = "-h --help run~--help compare~-h partition~-h list list~methods explai
 TOGGLES = (
     "--overwrite",
     "--resume",
-    "--fold-messages",
+    "--discard-messages",
     "--save-predictions",
     "--record",
     "--quiet",
@@ -124,7 +124,7 @@ SPECS: dict[str, str] = {  # names that are nearly right
     "mlp:² mlp:1;2 softmax:3 mean linear mean:2 cnn-metavd:0 cnn-pfedvem cnn-pfedmb resnet20 "
     f"resnet20:3 resnet21 MLP mlp:{MOST} mlp:1000000000000 mlp:3000000,3000000",
     f"{RUN} {SCHOOLS} --device": "meta tpu gpu cpu:x cpu:-1 cuda:-1 cuda:999 mps:7 CPU cpu,cuda",
-    f"{RUN} {DIGITS} --test": "Uniform same-shares uniform,uniform labels_global:2 pooled none",
+    f"{RUN} {DIGITS} --test": "Uniform same-shares uniform,uniform same_classes:2 pooled none",
 }
 ODD_SPECS: dict[str, str] = {  # and some that may be right
     f"{RUN} {DIGITS} --partition": "dirichlet:1e308 dirichlet:1e-308 dirichlet:0.5,min=1,min=2 "

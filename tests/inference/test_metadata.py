@@ -12,7 +12,7 @@ from pyrofl.inference.definition.metadata import (
     JointRule,
     Metadata,
     Rule,
-    of_kind,
+    metadata_of_class,
 )
 from pyrofl.models import fedavg
 
@@ -36,7 +36,7 @@ def test_a_tensor_may_have_several_rules():
     joint = JointRule("whole", lambda server, message, cohort: cohort.size > 0)
     facts = Metadata({"*": (FINITE, POSITIVE, joint, SHARED), "w": FINITE})
     rules = [("*", FINITE), ("*", POSITIVE), ("*", joint), ("w", FINITE)]
-    assert of_kind(facts.tensors, Rule) == rules
-    assert of_kind(facts.tensors, JointRule) == [("*", joint)]
+    assert metadata_of_class(facts.tensors, Rule) == rules
+    assert metadata_of_class(facts.tensors, JointRule) == [("*", joint)]
     method = replace(fedavg.build(toys.net()), metadata=facts)
     assert method.rules == [rule for rule in rules if rule[1] is not joint]

@@ -15,7 +15,11 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.fitted_run.checkpoints import load, save
-from pyrofl.inference.monitoring.status import CONVERGED_CHANGES, LAST, convergence_status
+from pyrofl.inference.monitoring.status import (
+    CONVERGED_CHANGES,
+    MAX_AGGREGATIONS,
+    convergence_status,
+)
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors, generator
 
@@ -85,10 +89,13 @@ def test_the_table_shows_the_closed_form(data: Federation):
 def test_a_fit_stops_at_the_first_round_at_which_all_is_quiet(data: Federation, damping: float):
     means, sds, left = moved(data, damping, 30)
     both = torch.cat([means, sds], 1)
-    quiet = [bool((both[k - LAST : k] <= CONVERGED_CHANGES["mean"]).all()) for k in range(LAST, 30)]
+    quiet = [
+        bool((both[k - MAX_AGGREGATIONS : k] <= CONVERGED_CHANGES["mean"]).all())
+        for k in range(MAX_AGGREGATIONS, 30)
+    ]
     run = pyrofl.fit(method(data, damping), data, 30, stop_when="converged", progress=False)
     assert run.status.kind == "converged"
-    assert run.state.number == quiet.index(True) + LAST
+    assert run.state.number == quiet.index(True) + MAX_AGGREGATIONS
     assert left[run.state.number].abs().max() < CONVERGED_CHANGES["mean"]
     for k in range(1, run.state.number):
         assert convergence_status(run.records[:k]).kind == "not converged"

@@ -7,7 +7,7 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.definition.optim import adam, clipped, narrow, sgd
+from pyrofl.inference.definition.optim import adam, clipped, keep_first_clients, sgd
 from pyrofl.tensors import generator
 
 STEP = 20  # roundings of an entry in a step, at most
@@ -54,7 +54,7 @@ def test_clients_that_finish_early_keep_what_they_have(name):
         left = sum(steps > t for steps in STEPS)
         if left < active:
             active = left
-            narrow(optimizer, active)
+            keep_first_clients(optimizer, active)
         for p, g in zip(stacked, grads[t], strict=True):
             p.grad = g[:active].clone()
         optimizer.step()

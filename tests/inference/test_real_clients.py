@@ -27,7 +27,7 @@ from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.validation import validate
 from pyrofl.inference.validation.client_trials import refuse_dependent_clients, trial_federation
-from pyrofl.inference.validation.variants import filled
+from pyrofl.inference.validation.variants import with_other_padding
 from pyrofl.models import fedavg, pvi
 from pyrofl.tensors import Tensors
 
@@ -282,7 +282,7 @@ def test_the_librarys_methods_pass(name):
     own = module.build(toys.net(), **promises.of(name).settings)
     assert users_code(own)[0] == ""
     data, ids = toys.blobs(), torch.tensor([0, 5, 7, 11])
-    few, start = filled(trial_federation(data, ids)), first(own, data, 0).server
+    few, start = with_other_padding(trial_federation(data, ids)), first(own, data, 0).server
     refuse_dependent_clients(own, few, ids, start)
 
 

@@ -16,8 +16,13 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.tuning import studies
-from pyrofl.inference.tuning.results import Trial, TuningResult, describe_setting, ranked_settings
-from pyrofl.inference.tuning.tune import compared, tune
+from pyrofl.inference.tuning.results import (
+    TrialScore,
+    TuningResult,
+    describe_setting,
+    ranked_settings,
+)
+from pyrofl.inference.tuning.tune import run_trials, tune
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import Network
@@ -264,13 +269,13 @@ def test_what_fails_is_last_and_no_crash(line):
         tune(sometimes, line, {"lr": (1.0,)}, 3, metric="rmse", progress=False)
 
 
-def trained_by(score: Callable[[int, int], float | None]) -> Callable[..., list[Trial]]:
+def trained_by(score: Callable[[int, int], float | None]) -> Callable[..., list[TrialScore]]:
     """Return trials with scores of (setting, seed), of which None is a failure."""
 
-    def trained(k: int, which: Sequence[int]) -> list[Trial]:
+    def trained(k: int, which: Sequence[int]) -> list[TrialScore]:
         scores = [(i, score(i, k)) for i in which]
         return [
-            Trial(i, 9, k, math.nan if s is None else s, 1.0, "diverged" if s is None else "")
+            TrialScore(i, 9, k, math.nan if s is None else s, 1.0, "diverged" if s is None else "")
             for i, s in scores
         ]
 
@@ -281,7 +286,7 @@ def test_one_that_diverges_late_gives_way_to_the_next():
     def score(which: int, seed: int) -> float | None:
         return None if (which, seed) == (3, 1) else which / 9
 
-    trials = compared(4, "accuracy", trained_by(score))
+    trials = run_trials(4, "accuracy", trained_by(score))
     assert [(one.setting, one.seed) for one in trials] == [
         *((k, 0) for k in range(4)),
         *((3, 1), (2, 1), (1, 1), (2, 2), (1, 2)),
@@ -292,11 +297,11 @@ def test_one_that_diverges_late_gives_way_to_the_next():
     assert found.chosen == 2
     assert found.score == 2 / 9
     assert [margin.setting for margin in found.margins] == [1]
-    assert [one.seed for one in compared(1, "accuracy", trained_by(score))] == [0]
+    assert [one.seed for one in run_trials(1, "accuracy", trained_by(score))] == [0]
 
 
 def test_equal_scores_go_to_the_first():
-    trials = compared(9, "nll", trained_by(lambda which, seed: 1.0), seeds=2)
+    trials = run_trials(9, "nll", trained_by(lambda which, seed: 1.0), seeds=2)
     assert [one.setting for one in trials] == [*range(9), 0, 1, 2]
     assert ranked_settings(trials, "nll") == [*range(9)]
     assert studies.stages(54) == [18, 36, 54]
@@ -306,7 +311,7 @@ def test_luck_with_one_seed_does_not_decide():
     # With the first seed, setting 1 is ahead; over the seeds it is behind. Setting 4, which is no
     # finalist, is better with the first seed than setting 0 over all.
     scores = {0: (0.75, 0.7, 0.65), 1: (0.8, 0.4, 0.4), 2: (0.74, 0.72, 0.5), 3: (0.1,), 4: (0.73,)}
-    trials = compared(5, "accuracy", trained_by(lambda which, seed: scores[which][seed]))
+    trials = run_trials(5, "accuracy", trained_by(lambda which, seed: scores[which][seed]))
     chosen = ranked_settings(trials, "accuracy")[0]
     found = TuningResult(tuple({"lr": i} for i in range(5)), tuple(trials), "accuracy", chosen)
     assert found.best == {"lr": 0}

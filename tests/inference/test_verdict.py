@@ -207,7 +207,7 @@ def test_without_a_server_the_client_that_moves_most_counts():
 
 def test_what_clients_keep_is_compared_in_parts(monkeypatch: pytest.MonkeyPatch):
     whole = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
-    monkeypatch.setattr("pyrofl.inference.monitoring.parameter_changes.COMPARED", 0)
+    monkeypatch.setattr("pyrofl.inference.monitoring.parameter_changes.MAX_COMPARED_BYTES", 0)
     parts = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
     assert [r.moved for r in parts.records] == [r.moved for r in whole.records]
     assert all(r.moved for r in whole.records)

@@ -81,7 +81,7 @@ def test_a_chain_has_the_law_of_langevin_steps():
     rho = 1 - g * precision
     error = (variance * (1 + rho) / (1 - rho) / 60 / 100) ** 0.5
     assert bool(((sent["mean"].mean(0) - mean).abs() < 4 * error).all())
-    spread = (sent["square"] - 2 * mean * sent["mean"] + mean**2).mean()
+    spread = (sent["square"] + 2 * (M - mean) * (sent["mean"] - M) + (M - mean) ** 2).mean()
     error = variance * (2 * (1 + rho**2) / (1 - rho**2) / 60 / 400) ** 0.5
     assert abs(float(spread) - variance) < 4 * error
     assert abs(variance - 1 / precision) > 8 * error
@@ -94,6 +94,19 @@ def test_long_chains_find_the_population():
     # Standard errors of 50 chains of 30 draws; steps of g inflate s2 by 0.01.
     assert m == pytest.approx(M, abs=4 * 0.027)
     assert s2 == pytest.approx(S2, abs=4 * 0.1)
+
+
+def test_a_small_population_far_from_zero_is_found_in_float32():
+    # Squares of 1,000 are exact to 0.06 in float32; the population's variance is 0.01.
+    centers = 1000 + 0.1 * torch.linspace(-1, 1, 8)
+    data = gaussian_means(centers[:, None].double(), torch.full((8,), 1e-4)).federation
+    data = data.to(torch.float32)
+    method = chains(1e-5, temperature=0.0, burn_in=100, epochs=20)
+    start = {"loc/w": torch.tensor([1000.0]), "log_scale/w": torch.tensor([0.1]).log()}
+    *_, state = federate(method, data, 4, server_state=start)
+    m, s2 = found(state.server)
+    assert m == pytest.approx(1000, abs=1e-3)
+    assert s2 == pytest.approx(float(centers.var(correction=0)), rel=0.05)
 
 
 def test_without_noise_chains_go_to_the_mode(quadratic):
@@ -141,19 +154,20 @@ def test_a_round_by_hand(tiny):
         slope = torch.func.grad(loss, 1)(w, base)
         for n, v in w.items():
             close(state.client_states[f"z/{n}"][j], v)
-            close(state.message[f"square/{n}"][j], v.square())
+            close(state.message[f"square/{n}"][j], (v - start[f"loc/{n}"]).square())
         for n, v in base.items():
             close(state.message[f"base/{n}"][j], v - 0.01 * slope[n] / len(rows))
 
 
 def test_the_base_counts_by_rows_and_heads_evenly(tiny):
-    state = last(fedpop.build(build("mlp:5", (4,), 3), batch=2), tiny, 2)
+    old, state = federate(fedpop.build(build("mlp:5", (4,), 3), batch=2), tiny, 2)
     share = torch.tensor([3, 5, 4], dtype=torch.float64) / 12
     for n, v in role("base", state.server).items():
         close(v, torch.tensordot(share, state.message[f"base/{n}"], 1))
     for n, v in role("loc", state.server).items():
         close(v, state.message[f"mean/{n}"].mean(0))
-        variance = state.message[f"square/{n}"].mean(0) - v.square()
+        change = v - old.server[f"loc/{n}"]
+        variance = state.message[f"square/{n}"].mean(0) - change.square()
         close((2 * state.server[f"log_scale/{n}"]).exp(), variance)
 
 
@@ -162,16 +176,20 @@ def test_draws_of_earlier_rounds_count_less_and_less(tiny):
     first, second = federate(fedpop.build(net, memory=0.5, **usual), tiny, 2)
     *_, alone = federate(fedpop.build(net, memory=0.0, **usual), tiny, 2, resume_from=first)
     for n, v in second.client_states.items():
-        if n.startswith("sum/"):
-            close(v, 0.5 * first.client_states[n] + alone.client_states[n])
-            mean = f"mean/{n.removeprefix('sum/')}"
-            close(second.message[mean], (first.message[mean] + 2 * alone.message[mean]) / 3)
+        if n.startswith("mean/"):
+            close(v, (first.message[n] + 2 * alone.message[n]) / 3)
+            apart = first.message[n] - alone.message[n]  # of the two rounds' means, of weights 1, 2
+            squares = n.replace("mean", "squares")
+            both = 0.5 * first.client_states[squares] + alone.client_states[squares]
+            close(second.client_states[squares], both + 2 / 3 * apart.square())
     close(second.client_states["draws"], [3.0, 3.0, 3.0])
 
 
 def test_the_guide_has_the_moments_of_the_draws_and_the_global_model_those_of_the_population(tiny):
     method = fedpop.build(build("mlp:5", (4,), 3), batch=2)
-    state = last(method, tiny, 1)
+    start = method.init(torch.Generator().manual_seed(0), 3)
+    start = {n: v.double() for n, v in start.items()}
+    state = last(method, tiny, 1, server_state=start)
     cohort = tiny.cohort(torch.arange(3))
     q = guides.mean_field(build("mlp:5", (4,), 3).select_params("head.*"))
     received, local = prepared(method, tiny, state, cohort, model="personal")
@@ -179,7 +197,7 @@ def test_the_guide_has_the_moments_of_the_draws_and_the_global_model_those_of_th
     mean, variance = q.moments(received, local, tiny.batch(cohort.ids))
     for n, v in mean.items():
         close(v, state.message[f"mean/{n}"])
-        gap = state.message[f"square/{n}"] - v.square()
+        gap = state.message[f"square/{n}"] - (v - start[f"loc/{n}"]).square()
         close(variance[n], gap.clamp(min=1e-8))
     received, local = prepared(method, tiny, state, cohort, model="global")
     assert not isinstance(local, list)

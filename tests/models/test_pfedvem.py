@@ -320,7 +320,7 @@ def test_confidence_is_positive_finite_and_falls_with_spread(variance, deviation
     v, g = torch.tensor([variance] * 3).double(), torch.tensor([deviation] * 3).double()
     step = torch.tensor([0, more, 0]).double(), torch.tensor([0, 0, more]).double()
     base, vaguer, further = pfedvem.precision(v + step[0], g + step[1], d).tolist()
-    assert 0 < vaguer <= base <= pfedvem.CEILING
+    assert 0 < vaguer <= base <= pfedvem.MAX_CONFIDENCE
     assert further == pytest.approx(vaguer)
     only = pfedvem.precision(v + step[0], g + step[1], d, "uncertainty").tolist()
     assert only[0] == only[2] >= only[1]

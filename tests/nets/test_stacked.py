@@ -105,7 +105,7 @@ def test_images_of_some_clients_after_the_other_give_the_same(name, monkeypatch)
     seen = []
     monkeypatch.setattr(stacked, "_run", lambda *args, f=stacked._run: seen.append(1) or f(*args))
     size = 2 * ROWS * torch.zeros(NETWORKS[name][1]).numel() * 8
-    monkeypatch.setattr(stacked, "IMAGES", size)  # of two clients, of three
+    monkeypatch.setattr(stacked, "IMAGE_BYTES_PER_PASS", size)  # of two clients, of three
     test_values_and_gradients_are_those_of_each_client(name)
     assert len(seen) > 2
 

@@ -115,8 +115,8 @@ def test_same_shares_keep_the_shares_of_every_class():
     assert torch.equal(test.sum(0), torch.full((10,), 20))
 
 
-def test_labels_global_gives_the_test_set_of_the_own_labels():
-    federation = split(toy(), "slices:5", 4, test="labels_global")
+def test_same_classes_gives_the_test_set_of_the_own_labels():
+    federation = split(toy(), "slices:5", 4, test="same_classes")
     train, test = class_counts(federation), class_counts(federation, "test")
     assert torch.equal(test, 20 * (train > 0))
 
@@ -157,8 +157,8 @@ def test_a_response_that_is_a_number_splits_at_random_in_proportion():
         ValueError, match="linear has no classes for labels; expected iid or groups"
     ):
         split(data, "labels:2", 7)
-    with pytest.raises(ValueError, match="labels_global, but linear has no classes"):
-        split(data, "iid", 7, test="labels_global")
+    with pytest.raises(ValueError, match="same_classes, but linear has no classes"):
+        split(data, "iid", 7, test="same_classes")
     with pytest.raises(ValueError, match="expected data with classes for class counts"):
         class_counts(federation)
 
@@ -230,7 +230,7 @@ def test_eight_schools_have_no_test_rows():
     assert federation.pooled_test is None
 
 
-@pytest.mark.parametrize("test", ["uniform", "labels_global", "independent"])
+@pytest.mark.parametrize("test", ["uniform", "same_classes", "independent"])
 def test_data_without_test_rows_have_empty_test_parts(test):
     federation = split(toy(tests=0), "iid", 4, test=test)
     assert [len(rows) for rows in federation.test] == [0] * 4
@@ -239,7 +239,7 @@ def test_data_without_test_rows_have_empty_test_parts(test):
 def test_groups_may_share_test_rows_by_label():
     data = toy()
     data = Dataset("toy", data.x, data.y, data.is_test, data.classes, groups={"odd": data.y % 2})
-    federation = split(data, "groups", test="labels_global")
+    federation = split(data, "groups", test="same_classes")
     assert federation.names == ("odd 0", "odd 1")
     assert [len(rows) for rows in federation.test] == [100, 100]
 
@@ -438,7 +438,7 @@ def test_a_function_is_as_good_as_a_name():
         held_out=1,
     )
     assert fingerprint(own) == fingerprint(named)
-    federation = split(data, by_halves, 5, test="labels_global", server_data=100)
+    federation = split(data, by_halves, 5, test="same_classes", server_data=100)
     assert federation.sizes.tolist() == [100] * 5
     assert all(len(data.y[rows].unique()) == 2 for rows in federation.train)
     lists = split(data, lambda types, clients, rng: [[0], [2, 1]], 2)

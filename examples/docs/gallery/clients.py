@@ -4,7 +4,7 @@ import pyrofl
 from pyrofl import datasets, federations, figures, nets
 from pyrofl.models import local, pfedvem
 
-data = federations.split(datasets.load("digits"), "slices:5", clients=20, test="labels_global")
+data = federations.split(datasets.load("digits"), "slices:5", clients=20, test="same_classes")
 net, found = nets.build("mlp:30", (64,), 10), {}
 for name, method in {
     "alone": local.build(net),

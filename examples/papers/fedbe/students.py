@@ -81,7 +81,7 @@ HEAD = ("partition", "setting", "seed", "average", "student", "ensemble", "agree
 def scores(partition: str, name: str, seed: int) -> list[list[float | None]]:
     """Return the scores of one run."""
     data = federations.split(
-        dataset, partition, args.clients, seed=seed, test="labels_global", server_data=args.server
+        dataset, partition, args.clients, seed=seed, test="same_classes", server_data=args.server
     )
 
     def at(number: int) -> pyrofl.Method:

@@ -47,7 +47,7 @@ BASE = Settings(
     partition="step:2,minor=10",
     clients=10,
     server_data=10_000,
-    test="labels_global",
+    test="same_classes",
     net="cnn-fedbe",
     rounds=40,
     words=("epochs=20", "batch=40", "lr=0.01", "weight_decay=0.001", "decay=true"),

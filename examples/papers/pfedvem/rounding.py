@@ -40,7 +40,7 @@ net = nets.build("mlp:50", tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 def measure(rate: float, chunk_size: int, seed: int) -> Iterator[list[float]]:
     """Return the mean accuracy of personal models, in percent."""
-    data = federations.split(dataset, "slices:5", args.clients, seed=seed, test="labels_global")
+    data = federations.split(dataset, "slices:5", args.clients, seed=seed, test="same_classes")
     run = pyrofl.fit(
         fedrep.build(net, lr=rate),
         data,

@@ -67,7 +67,7 @@ def accuracies(trial: Trial, run) -> dict[str, float | None]:
 
 BASE = Settings(
     partition="slices:5",
-    test="labels_global",
+    test="same_classes",
     rounds=100,
     participation="bernoulli:0.1",
     words=("epochs=5", "base_epochs=5", "batch=10", "num_particles=5"),

@@ -73,18 +73,18 @@ class Line(NamedTuple):
         yield from _variables((self.args, tuple(tree for _, tree in self.options)))
 
 
-def compiled(tape: Tape, inputs: RecordingInputs) -> tuple[Bind, object]:
+def compile_operations(tape: Tape, inputs: RecordingInputs) -> tuple[Bind, object]:
     """Compile recorded tensor operations to a function that repeats them; also return its code."""
     if tape.reason:
         raise NotRecorded(tape.reason)
-    calls = _needed(tape.calls, inputs)
+    calls = _needed_operations(tape.calls, inputs)
     code = _Code(inputs, calls)
     for i, call in enumerate(calls):
         code.add(i, call)
     return code.done()
 
 
-def _needed(calls: list[Call], inputs: RecordingInputs) -> list[Call]:
+def _needed_operations(calls: list[Call], inputs: RecordingInputs) -> list[Call]:
     """Select the recorded operations that depend on inputs and affect the tensors to modify."""
     live = {storage(v) for v in inputs.moving}
     input_storages = {storage(v) for some in inputs for v in some}
@@ -130,7 +130,7 @@ class _Code:
         return self.count - 1
 
     def _know(self, value: Tensor, name: int) -> None:
-        self.variable_of.setdefault(_seen(value), name)
+        self.variable_of.setdefault(_view_key(value), name)
         self.roots.setdefault(storage(value), []).append((name, value))
 
     def add(self, position: int, call: Call) -> None:
@@ -244,7 +244,7 @@ class _Code:
 
         A new variable is a view of a known tensor, or a constant.
         """
-        seen = _seen(value)
+        seen = _view_key(value)
         if seen not in self.variable_of:
             self.variable_of[seen] = self._view(value) if storage(value) in self.roots else -1
         if self.variable_of[seen] < 0:
@@ -273,7 +273,10 @@ class _Code:
         bound_names = {line.name for line in once}
         used = {v for line in run for v in line.used()}
         passed_on = tuple(sorted(used & bound_names))
-        begin, step = _generated(once, (), passed_on), _generated(run, tuple(self.passing), ())
+        begin, step = (
+            _compile_lines(once, (), passed_on),
+            _compile_lines(run, tuple(self.passing), ()),
+        )
         constants = [{f"c{i}": v for i, v in enumerate(some)} for some in self.constants]
         captured = {f"v{i}": v for i, v in self.captured.items()}
         names = tuple(self.bound)  # `bind` must not refer to `self`, with all its tensors
@@ -288,7 +291,7 @@ class _Code:
 
 
 @lru_cache(maxsize=256)
-def _generated(
+def _compile_lines(
     lines: tuple[Line, ...], passing: tuple[int, ...], results: tuple[int, ...]
 ) -> Callable[..., Any]:
     """Compile lines of code to a Python function of the tensors that are passed in every call."""
@@ -384,6 +387,6 @@ def _reach(value: Tensor) -> tuple[int, int]:
     return begin, begin + far + 1
 
 
-def _seen(value: Tensor) -> tuple[Any, ...]:
+def _view_key(value: Tensor) -> tuple[Any, ...]:
     """Return a key of a tensor (memory, shape, strides, type) that is equal for identical views."""
     return storage(value), value.storage_offset(), value.shape, value.stride(), value.dtype

@@ -27,21 +27,24 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.acceleration.recording.code import Bind, RecordingInputs, compiled
+from pyrofl.inference.acceleration.recording.code import Bind, RecordingInputs, compile_operations
 from pyrofl.inference.acceleration.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.inference.definition.user_code import layers_held, users_code
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
-SAVED = 0.001  # seconds that a recording of small kernels saves in each update, at least
-COMPILING = 0.03  # seconds to generate new code
-BINDING = 0.008  # seconds to reuse it in another shape
-TRIALS = 4  # updates as written that take as long as recording and comparing one: all are measured
-REPEATS = 2  # measurements of the kernels' time, of which the first may be disturbed
-TRIED = 1.5 + REPEATS  # the same for recording one, and measuring the time of its kernels
-GAIN = 0.03  # fraction of an update's time that its recording has to save
-TIMED = 3  # replays that are timed
-CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
+# Seconds that a recording of small kernels saves in each update, at least.
+MIN_SAVED_SECONDS = 0.001
+COMPILE_SECONDS = 0.03  # seconds to generate new code
+BIND_SECONDS = 0.008  # seconds to reuse it in another shape
+# Updates as written that take as long as recording and comparing one: all are measured.
+COMPARISON_UPDATES = 4
+NUM_MEASUREMENTS = 2  # measurements of the kernels' time, of which the first may be disturbed
+# The same for recording one, and measuring the time of its kernels.
+RECORDING_UPDATES = 1.5 + NUM_MEASUREMENTS
+MIN_GAIN_FRACTION = 0.03  # fraction of an update's time that its recording has to save
+NUM_TIMED_REPLAYS = 3  # replays that are timed
+NUM_CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
 MAX_MODIFIED_BYTES = 2**23  # modified bytes above which kernels take longer than Python: measured
 MAX_RECORDINGS = 256  # recordings
 
@@ -63,9 +66,9 @@ CLIENTS = "size", "ids"  # of a batch
 ROW_FIELDS = "x", "y", "mask", "at", "weights", "_share"
 
 OTHER_BITS = "its result depends on more than its input tensors"
-KERNELS = "its kernels take most of its time"
-USERS = "{} is your own, so its updates run as written"
-FASTER = f"{USERS}; record=True (--record) would make them faster"
+KERNELS_REASON = "its kernels take most of its time"
+USER_CODE_REASON = "{} is your own, so its updates run as written"
+RECORD_ADVICE = f"{USER_CODE_REASON}; record=True (--record) would make them faster"
 
 
 class Recording:
@@ -147,7 +150,7 @@ def pays(left: float, saved: float, cost: float) -> bool:
 
 def may_try(left: float) -> bool:
     """Return whether recording in vain would take a small part of the updates that are left."""
-    return left * GAIN > TRIED
+    return left * MIN_GAIN_FRACTION > RECORDING_UPDATES
 
 
 class Recorder:
@@ -172,7 +175,7 @@ class Recorder:
         self.touched: tuple[list[Tensor], ...] = ()
         self.passing: list[str] = []  # tensors of a batch that differ from step to step
         self.numbers: Callable[[], object] = list  # returns an optimizer's state except tensors
-        self.reason = "" if self.is_on or record is False else USERS.format(self.user)
+        self.reason = "" if self.is_on or record is False else USER_CODE_REASON.format(self.user)
         self.counts = [0, 0]  # updates as written, and by a recording
         self.written = inf  # seconds of the fastest update as written
         if RECORDINGS.log is not None:
@@ -209,8 +212,10 @@ class Recorder:
         if not self.is_on:
             self.counts[0] += bool(self.reason)
             self.time(written)
-            if self.reason and pays(ahead, SAVED, BINDING + TRIALS * self.written):
-                self.reason = FASTER.format(self.user)
+            if self.reason and pays(
+                ahead, MIN_SAVED_SECONDS, BIND_SECONDS + COMPARISON_UPDATES * self.written
+            ):
+                self.reason = RECORD_ADVICE.format(self.user)
             return
         recording = self.recording or self._find(touched(), batch)
         recording.seen += 1
@@ -242,13 +247,19 @@ class Recorder:
     def _is_worth_it(self, recording: Recording, seconds: float, ahead: int) -> bool:
         """Return whether to record an update that takes `seconds` as written."""
         refused, left = RECORDINGS.refused.get(self.kind), self._left(recording, ahead)
-        if refused and inf > seconds >= (1 - GAIN) * refused.seconds:
+        if refused and inf > seconds >= (1 - MIN_GAIN_FRACTION) * refused.seconds:
             recording.reason = refused.reason
             return False
         if self.kind not in RECORDINGS.compiled:
-            return may_try(left) and pays(left, SAVED, COMPILING + TRIALS * seconds)
+            return may_try(left) and pays(
+                left, MIN_SAVED_SECONDS, COMPILE_SECONDS + COMPARISON_UPDATES * seconds
+            )
         # A user's functions are recorded again in every phase.
-        return pays(ahead if self.user else left, SAVED, BINDING + TRIALS * seconds)
+        return pays(
+            ahead if self.user else left,
+            MIN_SAVED_SECONDS,
+            BIND_SECONDS + COMPARISON_UPDATES * seconds,
+        )
 
     def _replay(self, recording: Recording, batch: Batch) -> None:
         """Run an update by its recording; stop using one that is not faster."""
@@ -256,11 +267,14 @@ class Recorder:
         begin = clock()
         noise = [getattr(self.noise, kind)(*rest) for kind, *rest in recording.requested]
         self.run(*[getattr(batch, name) for name in self.passing], *noise)
-        if recording.timed < TIMED:
+        if recording.timed < NUM_TIMED_REPLAYS:
             recording.timed += 1
             recording.replayed = min(recording.replayed, clock() - begin)
-            if recording.timed == TIMED and recording.replayed > (1 - GAIN) * recording.written:
-                self._refuse(recording, KERNELS)
+            if (
+                recording.timed == NUM_TIMED_REPLAYS
+                and recording.replayed > (1 - MIN_GAIN_FRACTION) * recording.written
+            ):
+                self._refuse(recording, KERNELS_REASON)
                 self.run = None
 
     def _refuse(self, recording: Recording, reason: str) -> None:
@@ -269,7 +283,7 @@ class Recorder:
         Kernels depend on the shape of an update, and other reasons on its code.
         """
         self.reason = recording.reason = reason
-        seconds = recording.written if reason == KERNELS else 0.0
+        seconds = recording.written if reason == KERNELS_REASON else 0.0
         RECORDINGS.refused[self.kind] = Refused(self.values, reason, seconds)
         shorten(RECORDINGS.refused)
 
@@ -298,7 +312,7 @@ class Recorder:
 
     def _start(self, recording: Recording, inputs: RecordingInputs) -> None:
         """Use a recording in the next updates if comparisons with normal runs have verified it."""
-        if recording.bind and not recording.reason and recording.checked >= CHECKS:
+        if recording.bind and not recording.reason and recording.checked >= NUM_CHECKS:
             self.run = recording.bind(*inputs.bound)
 
     def _compare(
@@ -339,18 +353,19 @@ class Recorder:
         elif not tape.reason and self.kind not in RECORDINGS.compiled:
             recording.written, cost = (
                 min(recording.written, seconds),
-                COMPILING + TRIALS / 2 * seconds,
+                COMPILE_SECONDS + COMPARISON_UPDATES / 2 * seconds,
             )
             paying = (
-                pays(left, seconds - tape.replay_seconds(clock), cost) for _ in range(REPEATS)
+                pays(left, seconds - tape.replay_seconds(clock), cost)
+                for _ in range(NUM_MEASUREMENTS)
             )
-            reason = "" if any(paying) else KERNELS
+            reason = "" if any(paying) else KERNELS_REASON
         if self.numbers() != before:
             reason = "its optimizer counts in Python"
         recording.requested = requested
         try:
             if not recording.bind and not reason:
-                recording.bind, code = compiled(tape, inputs)
+                recording.bind, code = compile_operations(tape, inputs)
                 recording.code = self.kind, code
                 RECORDINGS.compiled[self.kind] = self.values
                 shorten(RECORDINGS.compiled)
@@ -364,8 +379,8 @@ class Recorder:
             reason = f"an operation cannot be repeated: {error}"
         if reason:
             self._refuse(recording, reason)
-        recording.checked += 1 if recording.code not in self.store.sure else CHECKS
-        if recording.checked >= CHECKS and not recording.reason:
+        recording.checked += 1 if recording.code not in self.store.sure else NUM_CHECKS
+        if recording.checked >= NUM_CHECKS and not recording.reason:
             self.store.sure[recording.code] = recording.values
             shorten(self.store.sure)
         self._start(recording, inputs)

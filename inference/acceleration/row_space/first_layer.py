@@ -105,7 +105,7 @@ class InRows(NamedTuple):
         """Return inner products of the rows, and coefficients that represent the weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.center] if self.center else local[self.moving[0]]
-        differing = {n: local[n] for n in self.moving if not same(local[n], start)}
+        differing = {n: local[n] for n in self.moving if not is_same_view(local[n], start)}
         apart = {f"{DIFFERENCES}{n}": v - start for n, v in differing.items()}
         if self.direction:
             apart[DIRECTION] = self.direction(received, local)
@@ -159,9 +159,9 @@ class InRows(NamedTuple):
         """
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
-        gram = picked(local[GRAM], at, client)  # [C, B, n]
+        gram = pick_rows(local[GRAM], at, client)  # [C, B, n]
         many = local[OUTPUTS].shape[1] // gram.shape[2]
-        outputs = [picked(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
+        outputs = [pick_rows(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
 
         prior = InRowsPrior(
             layer.name,
@@ -189,12 +189,12 @@ def is_temporary(name: str) -> bool:
     return name in (GRAM, OUTPUTS, INNER, START, CENTER) or name.startswith(DIFFERENCES)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def is_same_view(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are identical views: the same memory and strides."""
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
-def picked(table: Tensor, at: Tensor, client: Tensor) -> Tensor:
+def pick_rows(table: Tensor, at: Tensor, client: Tensor) -> Tensor:
     """Return the entries of a tensor [C, n, ...] at row indices [C, B] of each client."""
     rows = (at + client * table.shape[1]).flatten()
     entries: Tensor = table.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)

@@ -75,14 +75,14 @@ class RowSpaceLoss:
         return value if priors.along is None else value + priors.along - priors.along.detach()
 
 
-def shortened(loss: Loss, rows: InRows) -> Loss:
+def with_row_coefficients(loss: Loss, rows: InRows) -> Loss:
     """Change a loss function so that it computes the first layer from coefficients of rows."""
     if isinstance(loss, Directed):
         names = tuple(n for n in loss.names if n not in rows.moving)
-        inner = shortened(loss.loss, rows)
+        inner = with_row_coefficients(loss.loss, rows)
         return replace(loss, loss=inner, names=names) if names else inner
     if isinstance(loss, (On, OfGradients)):
-        return replace(loss, loss=shortened(loss.loss, rows))
+        return replace(loss, loss=with_row_coefficients(loss.loss, rows))
     return RowSpaceLoss(loss, rows)
 
 
@@ -107,7 +107,7 @@ def rewrite_for_few_rows(
     names = weights_of(layer, local)
     moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
     read = {n for one in supported for n in one.reads}
-    if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
+    if not moving or not read <= {*moving} or not all(map(is_linear_sgd, (s.optim for s in steps))):
         return None
     direction = supported[0].direction
     if any(one.direction or one.is_derived for one in supported) and (len(steps) > 1 or center):
@@ -125,7 +125,9 @@ def rewrite_for_few_rows(
     towards = partial(direction.direction, moving[0]) if direction else None
     rows = InRows(layer, moving, center, decays, towards)
     moves = tuple(
-        replace(move, loss=shortened(move.loss, rows)) if isinstance(move, GradientStep) else move
+        replace(move, loss=with_row_coefficients(move.loss, rows))
+        if isinstance(move, GradientStep)
+        else move
         for move in phase.updates
     )
     only_layer_reads_x = all(one.only_layer_reads_x for one in supported)
@@ -201,7 +203,7 @@ def trace_first_layer(
     )
 
 
-def plain(optim: Optim) -> bool:
+def is_linear_sgd(optim: Optim) -> bool:
     """Return whether an optimizer is SGD, with only options that combine gradients linearly."""
     return isinstance(optim, Sgd) and not any(
         on for name, on in optim.options.items() if name not in LINEAR_OPTIONS

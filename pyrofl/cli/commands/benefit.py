@@ -39,7 +39,7 @@ COLUMNS = (
     *("own", "score", "better", "low", "high", "verdict", "not_converged"),
 )
 CALIBRATED = ("model", "temperature", "ECE", "ECE scaled", "NLL", "NLL scaled")
-SHOWN = 20  # sites in the table that is printed
+MAX_PRINTED_SITES = 20  # sites in the table that is printed
 UNITS: dict[RowScore, tuple[float, str]] = {
     "accuracy": (100.0, "points of accuracy"),
     "error": (1.0, "units of the target, in mean absolute error"),
@@ -156,11 +156,11 @@ class Answer:
         """Return all text that `pyrofl benefit` prints, in blocks: tables, sentences and notes."""
         *sites, whole = self.table()
         more = (
-            f"\n{len(sites) - SHOWN} larger clients: see {BENEFIT_FILE}"
-            if len(sites) > SHOWN
+            f"\n{len(sites) - MAX_PRINTED_SITES} larger clients: see {BENEFIT_FILE}"
+            if len(sites) > MAX_PRINTED_SITES
             else ""
         )
-        parts = [text_tables.table(self.head, [*sites[:SHOWN], whole]) + more]
+        parts = [text_tables.table(self.head, [*sites[:MAX_PRINTED_SITES], whole]) + more]
         if self.calibration:
             parts.append(text_tables.table(CALIBRATED, self.calibrated()))
         return [*parts, *self.sentences, "\n".join(self.notes)]

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from pyrofl.arguments import check_name
-from pyrofl.experiments.experiment import TRIALS, as_text
+from pyrofl.experiments.experiment import NUM_TRIALS, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.definition.description import described
@@ -69,7 +69,7 @@ def settings_to_try(
 ) -> list[SettingTexts]:
     """Return at most `trials` method settings for tuning, each of which builds a different method.
 
-    They are of --over, by default all; without it of the method's own values, by default `TRIALS`.
+    They are of --over, by default all; without it `NUM_TRIALS` of the method's own values.
     What is drawn goes by the seed. `build` makes the method of a setting, and refuses a bad one.
     """
     if over_words:
@@ -77,7 +77,7 @@ def settings_to_try(
         count = len(every) if trials is None else trials
         some = every if count == len(every) else Random(seed).sample(every, len(every))
     else:
-        count = TRIALS if trials is None else trials
+        count = NUM_TRIALS if trials is None else trials
         some = default_grid(method, build, set_words, seed)
     settings = list(islice(_without_duplicates(some, build), count))
     if len(settings) < count:

@@ -31,7 +31,7 @@ from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.evaluation.predictions import Predictions, refuse_trained_clients
-from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.evaluation.specification import default_evaluation
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.privacy.differential_privacy import with_privacy
@@ -146,7 +146,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 def adapts(run: Run, args: Namespace) -> bool:
     """Return whether predictions need the client's training rows, because its model is adapted."""
-    view, adaptation = default_model(run.method)
+    view, adaptation = default_evaluation(run.method)
     is_requested = args.model in (None, view) and not args.unadapted
     return is_requested and adaptation != "none" and not args.new_client
 

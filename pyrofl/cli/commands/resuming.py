@@ -20,7 +20,7 @@ from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.files.link_safe_files import refuse_link
 from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
@@ -130,7 +130,9 @@ def far_enough(rounds: int, number: int, path: Path) -> None:
 def not_past(run: Run, until: str | None, path: Path) -> None:
     """Raise ValueError if the run to resume is past the round at which it should have stopped."""
     judge = monitor_of(run.method, run.data)
-    optimal = any(fact.optimal for _, fact in of_kind(run.method.metadata.tensors, Moments))
+    optimal = any(
+        fact.optimal for _, fact in metadata_of_class(run.method.metadata.tensors, Moments)
+    )
     for record in run.records[:-1] if until else ():
         judge.add(record)
         # One that has converged may have gone on because its objective had not.

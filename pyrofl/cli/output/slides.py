@@ -19,9 +19,9 @@ from typing import Any
 
 from pyrofl.cli.output.notebooks import tags
 
-MOST_LINES = 12  # of code on a slide
-MOST_BLOCKS = 6  # on a slide; a longer section is continued on the next one
-SENTENCES = 3  # on a slide with nothing else
+MAX_LINES = 12  # of code on a slide
+MAX_BLOCKS = 6  # on a slide; a longer section is continued on the next one
+MAX_SENTENCES = 3  # on a slide with nothing else
 FIGURE_BLOCKS = 4  # that a figure takes the room of
 REFERS_BACK = re.compile(r"\W*(?:This|That|These|Those|It|They|Both|Then|Here|So|Hence)\b")
 LIST = r"(?:[-*]|\d+\.) "  # begin of an item
@@ -127,14 +127,14 @@ def marked(notebook: Any) -> str:
 def pages(heading: str, blocks: list[str]) -> Iterator[str]:
     """Yield a section's slides, each with its heading."""
     parts: list[list[str]] = [[]]
-    room = MOST_BLOCKS
+    room = MAX_BLOCKS
     for block in blocks:
         size = FIGURE_BLOCKS if block.startswith("![") else 1
         is_printed = block.startswith("```text")  # stays below its code
         if parts[-1] and size > room and not is_printed:
             is_led = block.startswith("$$") and is_sentence(parts[-1][-1:]) and len(parts[-1]) > 1
             parts.append([parts[-1].pop()] if is_led else [])
-            room = MOST_BLOCKS - is_led
+            room = MAX_BLOCKS - is_led
         parts[-1].append(block)
         room -= size
     if len(parts) > 1 and is_sentence(parts[-1]) and len(parts[-2]) > 1:
@@ -147,14 +147,14 @@ def code_on_slide(source: str) -> str:
     """Return a cell of code as a block of Markdown if it is short and draws no figure."""
     lines = [line for line in source.splitlines() if line.strip()]
     drawn = re.search(r"plt\.|axes|%matplotlib|figures\.", source)
-    short = len(lines) <= MOST_LINES and not drawn
+    short = len(lines) <= MAX_LINES and not drawn
     return f"```python\n{source.strip()}\n```" if short else ""
 
 
 def printed_on_slide(output: Any) -> str:
     """Return printed text of a cell as a block of Markdown if it is short, else an empty text."""
     text = output.get("text", "").rstrip()
-    return f"```text\n{text}\n```" if 0 < len(text.splitlines()) <= MOST_LINES else ""
+    return f"```text\n{text}\n```" if 0 < len(text.splitlines()) <= MAX_LINES else ""
 
 
 def is_sentence(blocks: list[str]) -> bool:
@@ -181,7 +181,7 @@ def key_points(text: str) -> list[str]:
     if not any("**" in blocks[i][0] for i in shown if not blocks[i][0].startswith("```")):
         shown |= {*sentences[:1]}
     if shown <= {*sentences}:
-        shown |= {*[i for i in sentences if i not in shown][: max(0, SENTENCES - len(shown))]}
+        shown |= {*[i for i in sentences if i not in shown][: max(0, MAX_SENTENCES - len(shown))]}
     for i in sorted(shown, reverse=True):
         shown |= {*_leading_sentences(blocks, i)}
     # A colon whose list or formula is not shown announces nothing.

@@ -26,11 +26,11 @@ from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
 from pyrofl.data.tables.preprocessor import ColumnPreprocessing, PreprocessingPlan, Preprocessor
 from pyrofl.data.tables.row_checks import (
     cells_of,
-    determines,
+    copied_test_warning,
+    determined_target_warning,
     doubled_row_warning,
+    is_determined,
     is_doubled,
-    of_answers,
-    of_copies,
     relation_of,
     shared_row_warning,
 )
@@ -104,7 +104,11 @@ def load_csv(
     texts += [of_numbers(columns_used[name]) for name in of_cells if name not in chosen.categories]
     answer = cells_of(columns_used[target])
     pairs = {name: relation_of(cells_of(columns_used[name]), answer) for name in chosen.names}
-    texts.append(of_answers(target, [name for name, pair in pairs.items() if determines([pair])]))
+    texts.append(
+        determined_target_warning(
+            target, [name for name, pair in pairs.items() if is_determined([pair])]
+        )
+    )
     if client_column:
         texts.append(
             of_words(client_column, dict.fromkeys(columns_used[client_column].words), "groups")
@@ -138,7 +142,7 @@ def load_csv(
     active = bool(levels) or scaling == "standardize" or missing == "impute"
     x = _values(columns_used, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
-    copied = of_copies([row.tobytes() for row in same], np.asarray(is_test))
+    copied = copied_test_warning([row.tobytes() for row in same], np.asarray(is_test))
     if client_column:
         rows = {name: codes == code for code, name in enumerate(groups)}
         numbers = [name for name in chosen.names if name not in chosen.categories]

@@ -25,8 +25,8 @@ from pyrofl.data.tables.columns import is_missing
 from pyrofl.data.tables.wording import refuse_no_file
 from pyrofl.tensors import machine_memory
 
-MOST_CLASSES = 2**16  # without names of classes
-COPIES = 6  # bytes of memory per pixel during conversion to floats
+MAX_CLASSES = 2**16  # without names of classes
+BYTES_PER_PIXEL = 6  # bytes of memory per pixel during conversion to floats
 KINDS = {  # of arrays, by NumPy's kind codes
     "B": "uint8",
     "iu": "whole numbers",
@@ -132,7 +132,7 @@ class Arrays:
         if shape is not None and shape != header.shape:
             shape_text = f"has shape {list(header.shape)}"
             self.refuse(name, shape_text, f"{list(shape)}, one value per image")
-        self.fits(name, header.stored * (COPIES if kinds == "B" else 1))
+        self.fits(name, header.stored * (BYTES_PER_PIXEL if kinds == "B" else 1))
         with self._open() as archive, archive.open(f"{name}.npy") as member:
             return npy.read_array(member, allow_pickle=False)
 
@@ -170,7 +170,7 @@ def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64]
     label, names = f"{prefix}labels", f"{prefix}classes"
     labels, has_names = arrays.read(label, "iu", rows), names in arrays.headers
     low, high = int(labels.min()), int(labels.max())
-    shape = arrays.header(names).shape if has_names else (MOST_CLASSES,)
+    shape = arrays.header(names).shape if has_names else (MAX_CLASSES,)
     if len(shape) != 1:
         arrays.refuse(names, f"has shape {list(shape)}", "[K], a name for each class")
     (count,) = shape
@@ -194,7 +194,7 @@ def _decoded(arrays: Arrays) -> Bytes:
         arrays.refuse("offsets", f"run from {ends[0]} to {ends[-1]}", expected_text)
     pieces = [content[start:end] for start, end in pairwise(ends)]
     first = _rgb(arrays, 0, pieces[0])
-    arrays.fits("jpeg", COPIES * len(pieces) * first.size)
+    arrays.fits("jpeg", BYTES_PER_PIXEL * len(pieces) * first.size)
     images = np.empty((len(pieces), *first.shape), dtype=np.uint8)
     for place, piece in enumerate(pieces):
         image = _rgb(arrays, place, piece)

@@ -7,16 +7,16 @@ from typing import Any
 from pyrofl.data.tables.column_summary import Numbers, summarize_values
 from pyrofl.data.tables.data_quality import code_warning
 from pyrofl.data.tables.row_checks import (
-    determines,
+    determined_target_warning,
     doubled_row_warning,
+    is_determined,
     is_doubled,
-    of_answers,
     relation_of,
     shared_row_warning,
 )
 from pyrofl.data.tables.units import unit_warning
 
-MOST_COLUMNS = 100  # of x; more are hardly measurements of different kinds
+MAX_COLUMNS = 100  # of x; more are hardly measurements of different kinds
 
 
 def unit_warnings(data: Any) -> list[str]:
@@ -39,9 +39,9 @@ def array_warnings(data: Any) -> list[str]:
     answers = [
         name
         for name, clients in features.items()
-        if y and determines([relation_of(clients[c], y[c]) for c in y])
+        if y and is_determined([relation_of(clients[c], y[c]) for c in y])
     ]
-    texts.append(of_answers(target, answers))
+    texts.append(determined_target_warning(target, answers))
     rows = {client: [*(v[client] for v in features.values()), y[client]] for client in y}
     texts.append(
         doubled_row_warning({client: is_doubled(columns) for client, columns in rows.items()})
@@ -53,7 +53,7 @@ def array_warnings(data: Any) -> list[str]:
 def _columns(data: Any) -> dict[str, dict[str, Numbers]]:
     """Return the columns of x, and y if it is a number: column -> training client -> numbers."""
     columns = {}
-    if data.x.dim() == 2 and data.x.shape[1] <= MOST_COLUMNS:
+    if data.x.dim() == 2 and data.x.shape[1] <= MAX_COLUMNS:
         names = data.source.features if data.source else ()
         x = data.x.double().cpu().numpy()
         for place in range(x.shape[1]):

@@ -15,7 +15,7 @@ from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import columns_of
 
 CONSTANT_TOLERANCE = 1e-12  # relative spread below which all values of a column count as equal
-SMALLEST = 1e-100  # of which squares are not 0
+MIN_SQUARABLE = 1e-100  # of which squares are not 0
 Numbers = NDArray[np.float64]
 
 
@@ -86,7 +86,7 @@ class ColumnSummary:
     @property
     def underflows(self) -> bool:
         """Whether the squares of different numbers are 0 in double precision."""
-        return not self.squares and self.logs.squares > 0 and self.logs.mean < log(SMALLEST)
+        return not self.squares and self.logs.squares > 0 and self.logs.mean < log(MIN_SQUARABLE)
 
     @property
     def moments(self) -> tuple[float, float]:

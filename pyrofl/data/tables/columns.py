@@ -19,12 +19,12 @@ from pyrofl.choices import Missing
 from pyrofl.data.tables.wording import listed, refuse_no_file
 
 NO_VALUE = frozenset(("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null"))  # in lower case
-BLUR = 0.01  # largest change of a number by float32 rounding, in standard deviations
+MAX_ROUNDING_SDS = 0.01  # largest change of a number by float32 rounding, in standard deviations
 UNNAMED = "(column {})"
 BOOLEANS = {"true": "True", "false": "False"}  # in any case of letters
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 TRUTHS = frozenset(BOOLEANS.values())
-LARGEST = float(np.finfo(np.float32).max)  # x and y are float32
+MAX_NUMBER = float(np.finfo(np.float32).max)  # x and y are float32
 
 Rows = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -118,7 +118,7 @@ class Column:
             return
         for is_such, expected in (
             (DECIMAL_COMMA.fullmatch, "a full stop before decimals, as in 1.5"),
-            (_exceeds_single, f"numbers of at most {LARGEST:.1e}: use a larger unit"),
+            (_exceeds_single, f"numbers of at most {MAX_NUMBER:.1e}: use a larger unit"),
         ):
             is_unreadable = np.array([bool(is_such(word)) for word in self.words])
             if is_unreadable.any() and 2 * is_unreadable.sum() >= (~self.gaps).sum():
@@ -136,14 +136,14 @@ class Column:
             count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
             raise ValueError(
                 f"{self.label} holds {listed(cells, 3)}, and {count} numbers; expected finite "
-                f"numbers such as 1.5, at most {LARGEST:.1e}: correct the cells, or {cure}"
+                f"numbers such as 1.5, at most {MAX_NUMBER:.1e}: correct the cells, or {cure}"
             )
 
     def single(self) -> NDArray[np.float32]:
         """Return the column as float32; raise ValueError if that loses too much precision."""
         single, low, high = self.numbers.astype(np.float32), self.numbers.min(), self.numbers.max()
         varies = high > low  # the standard deviation has rounding errors, and may be 0
-        if varies and np.abs(single - self.numbers).max() > BLUR * self.numbers.std():
+        if varies and np.abs(single - self.numbers).max() > MAX_ROUNDING_SDS * self.numbers.std():
             raise ValueError(
                 f"{self.label} runs from {low:.12g} to {high:.12g}; expected numbers that seven "
                 "digits distinguish: subtract the smallest from all of them"
@@ -219,13 +219,13 @@ def number(word: str) -> float:
     except ValueError:
         return nan
     plain = "_" not in word and word.isascii()
-    return value if plain and abs(value) <= LARGEST else nan
+    return value if plain and abs(value) <= MAX_NUMBER else nan
 
 
 def _exceeds_single(word: str) -> bool:
     """Return whether a cell is a finite number that float32 cannot hold."""
     try:
-        return LARGEST < abs(float(word)) < inf and "_" not in word
+        return MAX_NUMBER < abs(float(word)) < inf and "_" not in word
     except ValueError:
         return False
 

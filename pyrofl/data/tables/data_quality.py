@@ -34,10 +34,11 @@ SAME_WORDS = {
 """Concept -> spellings of each of its categories."""
 OTHER_WORDS = frozenset(["d", "divers", "diverse", "x", "other", "unknown", "unbekannt", "u"])
 MAX_CODE_VALUES = 10  # largest number of different values that may be meaningful codes
-HEAPED = 4  # rows with a code, from which they may be more than the rows with numbers near it
+# Rows with a code, from which they may be more than the rows with numbers near it.
+MIN_CODE_ROWS = 4
 CODE_RANGE_SHARE = 0.1  # part of the range of the other numbers, at the end near a code
-MOST_OF = 0.9  # fraction of a column's variance that a single cell explains
-FEWEST = 10  # values from which a pattern is hardly chance
+MIN_CELL_FRACTION = 0.9  # fraction of a column's variance that a single cell explains
+MIN_VALUES = 10  # values from which a pattern is hardly chance
 
 
 def key_of(word: str) -> str:
@@ -109,7 +110,7 @@ def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str
     for client, sums in told.items():
         others = {w for name, one in told.items() if name != client for w in one.levels or ()}
         own = set(sums.levels or ())
-        if len(own) > 1 and others and sums.count >= FEWEST and not own & others:
+        if len(own) > 1 and others and sums.count >= MIN_VALUES and not own & others:
             return (
                 f"column {column} holds {listed(sorted(own), 3)} in {client} and "
                 f"{listed(sorted(others), 3)} elsewhere, without a common word, as if {client} had "
@@ -142,7 +143,7 @@ def of_numbers(column: Column) -> str:
             "plain numbers; expected days since a date"
         )
     squares = (values - values.mean()) ** 2
-    if len(values) >= FEWEST and squares.max() > MOST_OF * squares.sum():
+    if len(values) >= MIN_VALUES and squares.max() > MIN_CELL_FRACTION * squares.sum():
         at = int(np.nanargmax(np.abs(column.numbers - values.mean())))
         return (
             f"{message} {column.words[at]} in {column.places[at]}, from which nearly all its "
@@ -183,7 +184,7 @@ def code_warning(column: str, clients: Sequence[Numbers]) -> str:
         near = sum(np.count_nonzero(np.abs(rest - code) <= width) for rest in rests)
         is_far = outside > (2 * max(high - low, 1) if is_few else (high - low) / 2)
         is_negative = code < 0 <= low and (code < -1 or low > 0)
-        is_heap = count >= HEAPED and near < count
+        is_heap = count >= MIN_CODE_ROWS and near < count
         if is_far or (not is_few and (is_negative or is_heap)):
             return (
                 f"column {column} holds {code} in {count} rows, and otherwise {low:g} to {high:g}; "

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyrofl.data.tables.columns import UNNAMED, Column
 
-MOST_LEVELS = 20  # of a column of text used as categories by default
-FAR_APART = 100.0  # ratio of the standard deviations of two features
+MAX_LEVELS = 20  # of a column of text used as categories by default
+MAX_SD_RATIO = 100.0  # ratio of the standard deviations of two features
 
 
 class Chosen(NamedTuple):
@@ -77,7 +77,7 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
     if not varying:
         return ""
     low, high = (pick(varying, key=varying.__getitem__) for pick in (min, max))
-    if varying[high] <= FAR_APART * varying[low]:
+    if varying[high] <= MAX_SD_RATIO * varying[low]:
         return ""
     return (
         f"the standard deviation of {high} is {varying[high]:.3g} and that of {low} "
@@ -102,7 +102,7 @@ def without_categories(table: Mapping[str, Column], chosen: Chosen) -> str:
 def _few_words(column: Column) -> bool:
     """Return whether a text column has few distinct values, at most half its number of rows."""
     words = column.words[~column.gaps]
-    return not column.is_numeric and 0 < len(set(words)) <= min(MOST_LEVELS, len(words) // 2)
+    return not column.is_numeric and 0 < len(set(words)) <= min(MAX_LEVELS, len(words) // 2)
 
 
 def _refuse_no_numbers(column: Column, take_text: bool) -> None:

@@ -34,17 +34,18 @@ from pyrofl.data.tables.data_quality import (
     spellings,
 )
 from pyrofl.data.tables.dictionary import ColumnEntry, dictionary_problems, near_header
-from pyrofl.data.tables.row_checks import frame_warnings
+from pyrofl.data.tables.row_checks import frame_copy_warnings
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 
 SEPARATORS = (",", ";", "\t", "|")
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ALL_FILES = "all files"
-SIMILAR = 0.8  # ratio of equal letters of two names, from which one may be meant for the other
+# Ratio of equal letters of two names, from which one may be meant for the other.
+MIN_NAME_SIMILARITY = 0.8
 MAX_LEVELS = 40  # levels of a column whose spellings are compared
 MIN_NUMBERS = 0.5  # part of the cells of a column of numbers that are numbers in most files
-SAMPLE = 200  # lines on which a format is guessed
+NUM_SAMPLED_LINES = 200  # lines on which a format is guessed
 
 
 class FileFormat(NamedTuple):
@@ -146,7 +147,7 @@ def check_files(
         entry = entries.get(column) or (ColumnEntry("number") if column in numbers else None)
         problems += _of_column(column, parts, entry)
     if len(frames := _frames(files)) > 0:
-        texts = map(_split, frame_warnings(frames))
+        texts = map(_split, frame_copy_warnings(frames))
         problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
     guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
     order = [*(Path(path).name for path in paths), *files]
@@ -165,7 +166,7 @@ def guess_format(
     with open(path, "rb") as file:
         start = file.read(1_000_000)
     encoding = encoding or _encoding(start)
-    lines = start.decode(encoding, errors="replace").splitlines()[:SAMPLE]
+    lines = start.decode(encoding, errors="replace").splitlines()[:NUM_SAMPLED_LINES]
     if not separator:
         counts = {mark: _columns_of(lines, mark) for mark in SEPARATORS}
         separator = max(SEPARATORS, key=lambda mark: counts[mark])
@@ -271,7 +272,7 @@ def _matched(
         if name in table:
             continue
         other, cure = near_header(name, [*others.values()], dictionary.get(name))
-        if not other and (near := get_close_matches(key_of(name), others, 1, SIMILAR)):
+        if not other and (near := get_close_matches(key_of(name), others, 1, MIN_NAME_SIMILARITY)):
             other, cure = others[near[0]], f"rename it {name}"
         if not other:
             cure = "add it, or leave it out of the study"

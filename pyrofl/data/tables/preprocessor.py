@@ -25,7 +25,7 @@ from pyrofl.choices import Scaling
 from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, summarize_values
 from pyrofl.data.tables.columns import Column, Ints, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
-from pyrofl.data.tables.row_checks import outlier
+from pyrofl.data.tables.row_checks import outlier_position
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.user_warnings import warn_user
@@ -221,7 +221,7 @@ class Preprocessor:
         ]
         if not at or not len(features):
             return None
-        cell = outlier(features[:, at].nan_to_num(0.0).numpy())
+        cell = outlier_position(features[:, at].nan_to_num(0.0).numpy())
         if not cell:
             return None
         row, i = cell

@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 from pyrofl.data.tables.columns import Column, Rows
 from pyrofl.data.tables.wording import listed
 
-FEWEST = 10  # rows from which a pattern is hardly chance
-FEW_ROWS = 20  # rows that rule out most relations
-ENOUGH_IN_ORDER = 50  # numbers for a monotone relation of two columns
-EXACT = 1e-8  # part of the variance that a linear function may leave, as of rounded numbers
-LEAST_ONCE = 5.0  # number of unique rows expected if equal rows were due to chance
-MOST_COPIES = 0.2  # fraction of the test rows, or of rows that repeat a pair of values
-MOST_ONCE = 0.05  # fraction of rows that occur once, where all others are copies
+MIN_ROWS = 10  # rows from which a pattern is hardly chance
+NUM_SCREENED_ROWS = 20  # rows that rule out most relations
+MIN_MONOTONE_ROWS = 50  # numbers for a monotone relation of two columns
+# Part of the variance that a linear function may leave, as of rounded numbers.
+LINEAR_TOLERANCE = 1e-8
+MIN_EXPECTED_UNIQUE = 5.0  # number of unique rows expected if equal rows were due to chance
+MAX_COPIED_FRACTION = 0.2  # fraction of the test rows, or of rows that repeat a pair of values
+MAX_UNIQUE_FRACTION = 0.05  # fraction of rows that occur once, where all others are copies
 MAX_DEVIATIONS = 20.0  # standard deviations beyond which a number is an outlier
-SHIFTED = 4.0  # standard deviations beyond which no column lies as a whole
-SEVERAL = 3  # different numbers, more than a rare code has
-MOST_BY_CHANCE = 0.05  # fraction of the pairs of equal rows
-MOST_OF = 0.98  # fraction of the rows with equal values in all columns but one
-RARE = 0.01  # fraction of the pairs of equal rows of two clients, by chance
-LEAST_WITHIN = 5.0  # pairs of equal rows within clients that are expected by chance
+MAX_SHIFT = 4.0  # standard deviations beyond which no column lies as a whole
+MIN_DISTINCT = 3  # different numbers, more than a rare code has
+MAX_CHANCE_FRACTION = 0.05  # fraction of the pairs of equal rows
+MIN_EQUAL_FRACTION = 0.98  # fraction of the rows with equal values in all columns but one
+MAX_CHANCE_ACROSS = 0.01  # fraction of the pairs of equal rows of two clients, by chance
+MIN_PAIRS_WITHIN = 5.0  # pairs of equal rows within clients that are expected by chance
 
 Cells = NDArray[Any]  # of a column: numbers, or words of type object
 
@@ -53,7 +54,7 @@ def share_of_largest(parts: NDArray[np.float64], count: int) -> float:
 
 def relation_of(one: Cells, other: Cells) -> Relation:
     """Return the relation of two columns [N] without missing values."""
-    for some in (FEW_ROWS, len(one)):  # few rows rule out most columns
+    for some in (NUM_SCREENED_ROWS, len(one)):  # few rows rule out most columns
         pairs = set(zip(one[:some].tolist(), other[:some].tolist(), strict=True))
         values, others = (set(column[:some].tolist()) for column in (one, other))
         if not len(values) == len(pairs) == len(others):
@@ -65,27 +66,27 @@ def relation_of(one: Cells, other: Cells) -> Relation:
         return Relation(len(one), len(pairs), True, same, False)
     x, y = ((v - v.mean()) / np.abs(v - v.mean()).max() for v in (one, other))
     left = y @ y - (x @ y) ** 2 / (x @ x)
-    is_linear = len(pairs) < 3 or bool(left <= EXACT * (y @ y))
+    is_linear = len(pairs) < 3 or bool(left <= LINEAR_TOLERANCE * (y @ y))
     steps = np.diff(other[one.argsort(kind="stable")])
     steps = steps[steps != 0]
     is_monotone = bool((steps > 0).all() or (steps < 0).all())
     return Relation(len(one), len(pairs), True, is_linear, is_monotone)
 
 
-def determines(clients: Sequence[Relation]) -> bool:
+def is_determined(relations: Sequence[Relation]) -> bool:
     """Return whether one column determines the other at all clients, beyond chance."""
-    if not all(one.is_one_to_one for one in clients):
+    if not all(one.is_one_to_one for one in relations):
         return False
-    rows = sum(one.rows for one in clients)
-    if rows - sum(one.distinct for one in clients) >= max(FEWEST, MOST_COPIES * rows):
+    rows = sum(one.rows for one in relations)
+    if rows - sum(one.distinct for one in relations) >= max(MIN_ROWS, MAX_COPIED_FRACTION * rows):
         return True
-    long = sum(one.rows for one in clients if one.distinct > 2)
-    if long >= FEWEST and all(one.is_linear for one in clients):
+    long = sum(one.rows for one in relations if one.distinct > 2)
+    if long >= MIN_ROWS and all(one.is_linear for one in relations):
         return True
-    return long >= ENOUGH_IN_ORDER and all(one.is_monotone for one in clients)
+    return long >= MIN_MONOTONE_ROWS and all(one.is_monotone for one in relations)
 
 
-def of_answers(target: str, features: Sequence[str]) -> str:
+def determined_target_warning(target: str, features: Sequence[str]) -> str:
     """Return a warning about features that determine the target one to one; "" of none."""
     if not features:
         return ""
@@ -101,7 +102,7 @@ def cells_of(column: Column) -> Cells:
     return column.words if np.isnan(column.numbers).any() else column.numbers
 
 
-def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
+def copied_test_warning(rows: Sequence[bytes], is_test: Rows) -> str:
     """Return a warning about a table in which nearly all rows are duplicated, or "".
 
     If N rows with D distinct values were equal by chance, about N exp(-N / D) would occur once;
@@ -110,12 +111,12 @@ def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
     counts = Counter(rows)
     once = sum(count == 1 for count in counts.values())
     expected = len(rows) * exp(-len(rows) / max(1, len(counts)))
-    if expected < LEAST_ONCE or once > expected / LEAST_ONCE**2:
+    if expected < MIN_EXPECTED_UNIQUE or once > expected / MIN_EXPECTED_UNIQUE**2:
         return ""
     trained = {row for row, test in zip(rows, is_test, strict=True) if not test}
     same = sum(row in trained for row, test in zip(rows, is_test, strict=True) if test)
     total = int(is_test.sum())
-    if same <= MOST_COPIES * total:
+    if same <= MAX_COPIED_FRACTION * total:
         return ""
     return (
         f"{same} of {total} test rows equal a training row in all columns, the target included, as "
@@ -133,9 +134,9 @@ def is_doubled(columns: Sequence[Cells]) -> bool:
     codes = np.stack([np.unique(column, return_inverse=True)[1] for column in columns], 1)
     rows, counts = np.unique(codes, axis=0, return_counts=True)
     total = len(codes)
-    if total < FEWEST or (counts == 1).sum() > MOST_ONCE * total:
+    if total < MIN_ROWS or (counts == 1).sum() > MAX_UNIQUE_FRACTION * total:
         return False
-    return _pairs(total) * _equal_by_chance(rows) < MOST_BY_CHANCE * _pairs(counts)
+    return _pairs(total) * _equal_by_chance(rows) < MAX_CHANCE_FRACTION * _pairs(counts)
 
 
 def _pairs(counts: Any) -> float:
@@ -154,7 +155,7 @@ def _undetermined(rows: Cells) -> list[Cells]:
     independent: list[Cells] = []
     for column in sorted(rows.T, key=lambda codes: -int(codes.max())):
         repeats = [len(rows) - int(other.max()) - 1 for other in independent]
-        least = min(FEWEST, len(rows) / 2)
+        least = min(MIN_ROWS, len(rows) / 2)
         few = [other for other, again in zip(independent, repeats, strict=True) if again >= least]
         size = int(column.max()) + 1
         pairs = [len(np.unique(other * size + column)) for other in few]
@@ -174,11 +175,11 @@ def doubled_row_warning(clients: Mapping[str, bool]) -> str:
     )
 
 
-def equal_row_warning(clients: Mapping[str, Sequence[Cells]]) -> str:
+def equal_table_warning(clients: Mapping[str, Sequence[Cells]]) -> str:
     """Return a warning about two clients with the same table, or ""; they send its digest."""
     seen: dict[str, str] = {}
     for name, columns in clients.items():
-        if not columns or len(columns[0]) < FEWEST:
+        if not columns or len(columns[0]) < MIN_ROWS:
             continue
         digest = sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
         if (other := seen.setdefault(digest, name)) != name:
@@ -205,7 +206,7 @@ def shared_row_warning(clients: Mapping[str, Sequence[Cells]]) -> str:
     row_and_client, counts = np.unique(
         row_and_client, axis=0, return_counts=True
     )  # different rows of each client
-    if len(row_and_client) - len(rows) < FEWEST:
+    if len(row_and_client) - len(rows) < MIN_ROWS:
         return ""
     next_is_equal = row_and_client[1:, 0] == row_and_client[:-1, 0]
     neighbors = Counter(
@@ -238,10 +239,10 @@ def _copies_across(rows: Cells, row_and_client: Cells, counts: Cells) -> int:
     shared = int((np.unique(row_and_client[:, 0], return_counts=True)[1] > 1).sum())
     sizes = np.bincount(row_and_client[:, 1])
     across, equal = _pairs(len(row_and_client)) - _pairs(sizes), _equal_across(row_and_client)
-    if shared < FEWEST or across * _equal_by_chance(rows) >= RARE * equal:
+    if shared < MIN_ROWS or across * _equal_by_chance(rows) >= MAX_CHANCE_ACROSS * equal:
         return 0
     within = _pairs(np.bincount(row_and_client[:, 1], counts)) * equal / across
-    if within < LEAST_WITHIN or _pairs(counts) > within / FEWEST:
+    if within < MIN_PAIRS_WITHIN or _pairs(counts) > within / MIN_ROWS:
         return 0
     for place in range(rows.shape[1]):  # such as the responses of a design that clients share
         rest = np.delete(rows, place, 1)
@@ -253,9 +254,9 @@ def _copies_across(rows: Cells, row_and_client: Cells, counts: Cells) -> int:
         if by_chance > num_equal / 2:
             continue
         share = np.bincount(rows[row_and_client[:, 0], place]) / len(row_and_client)
-        is_design = num_equal >= MOST_OF * sizes[sizes > 0].min()
-        if equal < MOST_OF * (num_equal - by_chance) or (
-            is_design and (share @ share) ** num_equal > MOST_BY_CHANCE
+        is_design = num_equal >= MIN_EQUAL_FRACTION * sizes[sizes > 0].min()
+        if equal < MIN_EQUAL_FRACTION * (num_equal - by_chance) or (
+            is_design and (share @ share) ** num_equal > MAX_CHANCE_FRACTION
         ):
             return 0
     return shared
@@ -268,7 +269,7 @@ def _equal_across(row_and_client: Cells) -> float:
     )
 
 
-def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
+def outlier_position(off: NDArray[Any]) -> tuple[int, int] | None:
     """Return row and column of a number that is too far from all training rows, or None.
 
     It is more than 20 standard deviations from its mean, or that of a column whose numbers, at
@@ -286,17 +287,17 @@ def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
         return row, column
     shift = np.maximum(off.min(0), -off.max(0))  # of the nearest number, if all are on one side
     column = int(shift.argmax())
-    if shift[column] <= SHIFTED or len(np.unique(off[:, column])) < SEVERAL:
+    if shift[column] <= MAX_SHIFT or len(np.unique(off[:, column])) < MIN_DISTINCT:
         return None
     return int(far[:, column].argmax()), column
 
 
-def frame_warnings(frames: Mapping[str, Any]) -> list[str]:
+def frame_copy_warnings(frames: Mapping[str, Any]) -> list[str]:
     """Return warnings of rows that are copies within or between clients' data frames."""
     cells = {name: _cells(frame) for name, frame in frames.items()}
     doubled = doubled_row_warning({name: is_doubled(columns) for name, columns in cells.items()})
     return [
-        *filter(None, (doubled, equal_row_warning(cells) or shared_row_warning(_common(frames))))
+        *filter(None, (doubled, equal_table_warning(cells) or shared_row_warning(_common(frames))))
     ]
 
 

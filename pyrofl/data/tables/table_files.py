@@ -18,7 +18,7 @@ from pyrofl.data.tables.wording import listed, refuse_no_file
 from pyrofl.user_warnings import warn_user
 
 KINDS = (".csv", ".parquet")
-FEWEST = 10  # rows from which equal files are no coincidence
+MIN_ROWS = 10  # rows from which equal files are no coincidence
 SITE = "site"  # name of the column with the file of each row
 
 Columns = dict[str, Column]
@@ -109,7 +109,7 @@ def files_of(path: str) -> list[str]:
 
 def _are_copies(one: Columns, other: Columns) -> bool:
     """Return whether two files have equal cells, and more rows than could be equal by chance."""
-    if one.keys() != other.keys() or len(next(iter(one.values())).words) < FEWEST:
+    if one.keys() != other.keys() or len(next(iter(one.values())).words) < MIN_ROWS:
         return False
     return all(np.array_equal(one[name].words, other[name].words) for name in one)
 

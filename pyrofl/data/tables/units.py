@@ -22,23 +22,24 @@ from pyrofl.data.tables.column_summary import ColumnMoments, ColumnSummary
 from pyrofl.data.tables.wording import listed
 
 ROUNDING = 1e-9  # SD of logarithms up to which numbers count as equal
-FEWEST = 3  # numbers of each group of clients
-SMALLEST = 1.7  # ratio of two units
-SMALLEST_SIGNED = 8.0  # the same, of numbers that may be negative, such as deviations from 0
+MIN_NUMBERS = 3  # numbers of each group of clients
+MIN_RATIO = 1.7  # ratio of two units
+MIN_SIGNED_RATIO = 8.0  # the same, of numbers that may be negative, such as deviations from 0
 CLEAR = 4.5  # standard errors between the groups
 USUAL = 0.4  # SD of clients' means of logarithms, in standard deviations within clients
 LEAST_USUAL = 0.09  # smallest such SD
-TIGHT = 0.03  # SD within clients of columns that may be one number of each client, as its beds
+# SD within clients of columns that may be one number of each client, as its beds.
+MAX_WITHIN_SD = 0.03
 UNITS = (2.2046, 2.54, 7, 10, 12, 18.016, 24, 28.35, 38.67, 60, 88.42, 100, 1000)
 """Ratios of pairs of units, of which one is expected of tight columns."""
-AS_KNOWN = 0.04  # relative difference from it
+UNIT_TOLERANCE = 0.04  # relative difference from it
 PRIOR_CLIENTS = 4  # clients that the assumed SD counts as
-SAME_SPREAD, MOST_SPREAD = 0.25, 0.75  # difference of log SDs: of log ratios, and at most
+SAME_SPREAD, MAX_SPREAD = 0.25, 0.75  # difference of log SDs: of log ratios, and at most
 SLACK, SLACK_WHOLE = 0.5, -0.5  # standard errors that are added to it; of whole numbers, as counts
-FEWEST_DEGREES = 9  # numbers of each group of clients, besides one of each client
+MIN_DEGREES = 9  # numbers of each group of clients, besides one of each client
 FAHRENHEIT = (1.8, 32.0)  # of degrees Celsius
-APART = 4.0  # standard deviations of degrees Celsius between the means of both scales
-ALIKE = 0.1  # difference of log SDs of degrees, besides one standard error
+MIN_SCALE_DISTANCE = 4.0  # standard deviations of degrees Celsius between the means of both scales
+MAX_SD_DIFFERENCE = 0.1  # difference of log SDs of degrees, besides one standard error
 
 Groups = tuple[list[str], list[str]]  # clients with small and with large numbers
 
@@ -94,16 +95,16 @@ def _divide(means: Mapping[str, ColumnMoments]) -> Groups:
 def _factor(known: Mapping[str, ColumnSummary], groups: Groups) -> float:
     """Return the factor between the units of two groups; 0 if units seem equal."""
     low, high = ([known[client].logs for client in group] for group in groups)
-    if min(sum(one.count for one in part) - len(part) for part in (low, high)) < FEWEST - 1:
+    if min(sum(one.count for one in part) - len(part) for part in (low, high)) < MIN_NUMBERS - 1:
         return 0.0
     ratio = reduce(add, high).mean - reduce(add, low).mean
     columns = [known[client] for group in groups for client in group]
-    smallest = SMALLEST_SIGNED if any(c.has_negative for c in columns) else SMALLEST
+    smallest = MIN_SIGNED_RATIO if any(c.has_negative for c in columns) else MIN_RATIO
     is_whole = not any(c.has_fractions for c in columns)
     if ratio < log(smallest) or not _have_one_spread(low, high, ratio, is_whole):
         return 0.0
-    is_tight = max(_within(low)[0], _within(high)[0]) < TIGHT**2
-    if is_tight and not any(abs(ratio - log(unit)) < AS_KNOWN for unit in UNITS):
+    is_tight = max(_within(low)[0], _within(high)[0]) < MAX_WITHIN_SD**2
+    if is_tight and not any(abs(ratio - log(unit)) < UNIT_TOLERANCE for unit in UNITS):
         return 0.0
     return exp(ratio) if ratio > CLEAR * _standard_error(low, high) else 0.0
 
@@ -120,7 +121,7 @@ def _have_one_spread(
         return False
     error = sqrt(0.5 / dof_low + 0.5 / dof_high)
     slack = SAME_SPREAD * ratio + (SLACK_WHOLE if is_whole else SLACK) * error
-    return abs(log(of_high / of_low)) / 2 <= min(slack, MOST_SPREAD)
+    return abs(log(of_high / of_low)) / 2 <= min(slack, MAX_SPREAD)
 
 
 def _standard_error(low: Sequence[ColumnMoments], high: Sequence[ColumnMoments]) -> float:
@@ -150,14 +151,18 @@ def _between(part: Sequence[ColumnMoments], within: float) -> float:
 def _of_fahrenheit(known: Mapping[str, ColumnSummary], groups: Groups) -> float:
     """Return the ratio of degrees Fahrenheit of one group and Celsius of the other; 0 if not."""
     low, high = ([known[client].plain for client in group] for group in groups)
-    if min(sum(one.count for one in part) - len(part) for part in (low, high)) < FEWEST_DEGREES:
+    if min(sum(one.count for one in part) - len(part) for part in (low, high)) < MIN_DEGREES:
         return 0.0
     (celsius, dof_low), (fahrenheit, dof_high) = _within(low), _within(high)
     mean, warm = reduce(add, low).mean, reduce(add, high).mean
     slope, offset = FAHRENHEIT
-    if min(celsius, fahrenheit) <= 0 or mean <= 0 or warm - mean <= APART * sqrt(celsius):
+    if (
+        min(celsius, fahrenheit) <= 0
+        or mean <= 0
+        or warm - mean <= MIN_SCALE_DISTANCE * sqrt(celsius)
+    ):
         return 0.0
-    slack = ALIKE + sqrt(0.5 / dof_low + 0.5 / dof_high)
+    slack = MAX_SD_DIFFERENCE + sqrt(0.5 / dof_low + 0.5 / dof_high)
     has_mean = abs(warm - (slope * mean + offset)) < sqrt(fahrenheit)
     has_spread = abs(log(sqrt(fahrenheit / celsius) / slope)) <= slack
     return warm / mean if has_mean and has_spread else 0.0

@@ -219,7 +219,7 @@ def test_what_is_known_of_rows_outlives_its_group(worth, monkeypatch):
         seen = (local["rows"] - batch.y) * batch.mask
         return {"z": local["z"] + seen.sum(1) + (local["cross"].shape[1] - batch.y.shape[1])}
 
-    monkeypatch.setattr(groups, "WORTH", worth)
+    monkeypatch.setattr(groups, "STEP_COST_ROWS", worth)
     data, ids = toys.blobs(), [8, 0, 3, 1]  # of several sizes, the largest not first
     phases = Phase((label,)), Phase((pass_by,), batch=2), Phase((compare,))
     local = counts(data, phases, ids)
@@ -235,7 +235,7 @@ def test_what_is_known_of_rows_outlives_its_group(worth, monkeypatch):
 
 @pytest.mark.parametrize("worth", [0, 10**9])
 def test_a_group_without_a_step_keeps_what_it_has(worth, monkeypatch):
-    monkeypatch.setattr(groups, "WORTH", worth)
+    monkeypatch.setattr(groups, "STEP_COST_ROWS", worth)
     data, ids = toys.blobs(), [8, 0, 3, 1]
 
     def add(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -252,7 +252,7 @@ def test_a_group_without_a_step_keeps_what_it_has(worth, monkeypatch):
 
 
 def test_groups_may_differ_in_rows_only(monkeypatch):
-    monkeypatch.setattr(groups, "WORTH", 0)
+    monkeypatch.setattr(groups, "STEP_COST_ROWS", 0)
 
     def odd(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         return {"odd": batch.x[:, 1:]}

@@ -279,12 +279,13 @@ def test_distances_from_the_population_are_robust_about_its_robust_center():
     z[:400] = 1e5
     net = build("softmax", (1,), 2)
     method = fedpop.build(net, head="*", aggregation="median")
+    server = {n: v.double() for n, v in method.init(generator(0), count).items()}
     message, at = {}, 0
     for n, shape in net.shapes.items():
         part = z[:, at : at + shape.numel()].reshape(count, *shape)
-        message |= {f"mean/{n}": part, f"square/{n}": part.square()}
+        distance = part - server[f"loc/{n}"]
+        message |= {f"mean/{n}": part, f"square/{n}": distance.square()}
         at += shape.numel()
-    server = {n: v.double() for n, v in method.init(generator(0), count).items()}
     cohort = Cohort(torch.arange(count), torch.ones(count, dtype=torch.float64))
     new = method.aggregate(server, message, cohort, generator(0))
     # 400 of 4,001 far off make the median of the rest its 5/9 quantile, both for m and for s.

@@ -23,8 +23,8 @@ from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
 from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference.checks.elpd import elpd_data
-from pyrofl.inference.definition.metadata import PER_CLIENT, Factors, of_kind
-from pyrofl.inference.posteriors.export import import_arviz, smoothed
+from pyrofl.inference.definition.metadata import PER_CLIENT, Factors, metadata_of_class
+from pyrofl.inference.posteriors.export import import_arviz, smooth_weights
 from pyrofl.models import fedavg, likelihoods, pvi
 from pyrofl.models.pvi.leaving import without
 from pyrofl.models.shared.gaussians import Normals
@@ -274,7 +274,7 @@ def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
         return replace(run.state, server=server | q | {"share": torch.zeros_like(server["share"])})
 
     metadata = run.method.metadata
-    ((at, factors),) = of_kind(metadata.tensors, Factors)
+    ((at, factors),) = metadata_of_class(metadata.tensors, Factors)
     known = metadata.extend({at: (PER_CLIENT, replace(factors, without=refitted))})
     return run.copy(method=replace(run.method, metadata=known))
 
@@ -302,7 +302,7 @@ def test_models_are_compared_by_client():
 
 
 def test_a_bad_k_is_told_by_name(monkeypatch):
-    found = "pyrofl.inference.checks.leave_one_client_out.smoothed"
+    found = "pyrofl.inference.checks.leave_one_client_out.smooth_weights"
     monkeypatch.setattr(found, lambda log_w: (log_w, 0.9))
     with pytest.warns(
         UserWarning, match=r"k is above 0.50 in 4 of 4 clients: Ada, Bea, Cleo, Do"
@@ -312,8 +312,8 @@ def test_a_bad_k_is_told_by_name(monkeypatch):
 
 
 def test_k_of_equal_weights_is_none():
-    assert smoothed(torch.zeros(100))[1] == 0.0
-    assert smoothed(torch.from_numpy(np.random.default_rng(0).standard_cauchy(1000)))[1] > 0.7
+    assert smooth_weights(torch.zeros(100))[1] == 0.0
+    assert smooth_weights(torch.from_numpy(np.random.default_rng(0).standard_cauchy(1000)))[1] > 0.7
 
 
 def test_rounds_without_the_client_leave_the_run_as_it_was():

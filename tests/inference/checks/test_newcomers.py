@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.checks.new_clients import joining
+from pyrofl.inference.checks.new_clients import restrict_new_client
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.evaluation.prepare import prepared
@@ -82,7 +82,7 @@ def trained(centered: bool = True) -> tuple[Method, pyrofl.RoundState]:
 @pytest.mark.parametrize("centered", [True, False])
 def test_it_is_the_exact_posterior_after_every_row(centered, n):
     method, state = trained(centered)
-    method, data, i = joining(method, federation(), "Dora", n)
+    method, data, i = restrict_new_client(method, federation(), "Dora", n)
     cohort = data.cohort(torch.tensor([i]))
     _, local = prepared(method, data, state, cohort, adaptation="train")
     assert not isinstance(local, list)

@@ -22,8 +22,8 @@ from pyrofl.inference.checks.replicas import (
     compact,
     first_of,
     rounds_of,
-    seeing,
     side_by_side,
+    with_modified_batches,
     with_responses,
 )
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
@@ -449,7 +449,7 @@ def test_epochs_are_asked_by_the_number_in_the_copy():
 
 def test_seeing_changes_what_all_programs_see():
     method, seen = counted()
-    method = seeing(method, lambda batch: replace(batch, ids=batch.ids + 40))
+    method = with_modified_batches(method, lambda batch: replace(batch, ids=batch.ids + 40))
     seen.clear()
     toys.last(method, template(), 1)
     assert {i for ids in seen for i in ids} == {40, 41, 42}

@@ -14,13 +14,13 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.method import Method
+from pyrofl.inference.dependencies import get_dependencies
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import everyone, fixed
 from pyrofl.inference.engine.round import run_round
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.relations import get_dependencies
 from pyrofl.models import fedavg, pfedbayes, pvi
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors

@@ -24,8 +24,8 @@ from pyrofl.inference.definition.metadata import SHARED, Metadata
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import client_groups, corrected, group_weights
-from pyrofl.inference.posteriors.export import smoothed
-from pyrofl.inference.posteriors.proposals import around, evenly
+from pyrofl.inference.posteriors.export import smooth_weights
+from pyrofl.inference.posteriors.proposals import draw_around_modes, evenly
 from pyrofl.models import fedavg, likelihood_factors, pfedvem, pvi
 from pyrofl.tensors import Tensors
 
@@ -362,7 +362,7 @@ def test_weights_that_differ_by_rounding_are_good() -> None:
     """As of an exact guide; ArviZ divides by zero in the second case."""
     noise = torch.randn(1000, generator=torch.Generator().manual_seed(2424), dtype=torch.float64)
     for scale in (0.0, 1e-14):
-        log_w, k = smoothed(noise * scale - 70)
+        log_w, k = smooth_weights(noise * scale - 70)
         torch.testing.assert_close(log_w.exp(), torch.full_like(log_w, 1e-3))
         assert k < 0.7
 
@@ -421,7 +421,7 @@ def test_weights_of_noise_around_a_mode_are_unbiased(size, share, draws):
     shifts = torch.rand(sets, 1, 1, 2, size, generator=source, dtype=torch.float64)
     mode = torch.full((sets, 1, size), 0.3, dtype=torch.float64)
     root = 1.1 * torch.eye(size, dtype=torch.float64).expand(sets, 1, size, size)
-    noise, log_weight = around(mode, root, shifts, draws, share)
+    noise, log_weight = draw_around_modes(mode, root, shifts, draws, share)
     assert noise.shape == (sets, 1, draws, size)
     # The target is the standard normal, so that each ratio is exp(-log weight).
     means = (-log_weight[:, 0]).exp().mean(1)

@@ -18,7 +18,7 @@ from pyrofl.inference.posteriors.export import (
     inference_data,
     load,
     save,
-    smoothed,
+    smooth_weights,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -194,5 +194,5 @@ def test_weights_that_are_equal_but_for_rounding_stay_equal(rounding):
     log_w = rounding * torch.randn(500, generator=source, dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        weights, _ = smoothed(log_w)
+        weights, _ = smooth_weights(log_w)
     torch.testing.assert_close(weights.exp(), torch.full_like(weights, 1 / 500), rtol=1e-6, atol=0)

@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 import pyrofl
-from pyrofl.inference.posteriors.client_groups import grouped
+from pyrofl.inference.posteriors.client_groups import group_clients
 from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
-from pyrofl.inference.posteriors.importance_sampling import NOISE, ORDER, Weighing
+from pyrofl.inference.posteriors.importance_sampling import (
+    CONVERGENCE_ORDER,
+    MAX_ADDED_VARIANCE,
+    Weighing,
+)
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors
 
@@ -33,7 +37,7 @@ class Bounded(GroupImportanceSampler):
 
 
 def test_a_step_to_a_point_without_a_density_is_halved():
-    of = SimpleNamespace(sizes=(1, 1), listed=0), SimpleNamespace(ids=[0, 1])
+    of = SimpleNamespace(normal_counts=(1, 1), num_listed_draws=0), SimpleNamespace(ids=[0, 1])
     weighing = Bounded(cast("Any", None), cast("Any", of[1]), cast("Any", of[0]))
     mode, root = weighing._mode(torch.zeros(3, 1).double())
     assert mode.shape == (3, 2, 1)
@@ -62,7 +66,7 @@ def test_own_probabilities_of_a_u_shaped_density_are_integrated():
     method = pvi.hierarchical(model, data, shared="m c")
     run = pyrofl.fit(method, data, rounds=3, progress=False)
     asked = draws_specification(method, {"seed": 0, "draws": 10})
-    groups = grouped(method, data, run.state, torch.arange(data.clients), asked)
+    groups = group_clients(method, data, run.state, torch.arange(data.clients), asked)
     noise = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
     for group in groups:
         part = GroupImportanceSampler(method, group, GuidedSites(method, group))
@@ -106,13 +110,17 @@ def test_numbers_of_draws_limit_the_noise_of_log_weights_with_the_fewest_rows():
     noise, rows = torch.tensor([0.3, 0.02, 0.6]).double(), torch.tensor([40.0, 9.0, 200.0]).double()
     terms = [SimpleNamespace(noise=value.expand(5, 2) / 2) for value in noise]
     weights, before = torch.full((5,), 0.2).double(), [8, 8, 8]
-    sampler = SimpleNamespace(rows=rows, guided=SimpleNamespace(least=1))
+    sampler = SimpleNamespace(rows=rows, guided=SimpleNamespace(min_draws=1))
     counts = Weighing._enough(sampler, SimpleNamespace(terms=terms), weights, before)
 
     def left(numbers):
         """Return the variance that is left; it falls as numbers^-ORDER."""
-        return float((noise * (torch.tensor(before) / torch.tensor(numbers)) ** ORDER).sum())
+        return float(
+            (noise * (torch.tensor(before) / torch.tensor(numbers)) ** CONVERGENCE_ORDER).sum()
+        )
 
-    assert left(counts) <= NOISE < left([count - 1 for count in counts])
-    gain = noise * torch.tensor(counts).double() ** -(1 + ORDER) / rows  # of another draw, per row
+    assert left(counts) <= MAX_ADDED_VARIANCE < left([count - 1 for count in counts])
+    gain = (
+        noise * torch.tensor(counts).double() ** -(1 + CONVERGENCE_ORDER) / rows
+    )  # of another draw, per row
     assert float(gain.max() / gain.min()) < 1.6, "equal up to rounding of the numbers"

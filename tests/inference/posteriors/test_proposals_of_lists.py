@@ -17,7 +17,8 @@ from torch import Generator, Tensor
 
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import importance_sampling
-from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.correction_outcomes import describe_heavy_estimates, report_outcome
+from pyrofl.inference.posteriors.export import smooth_weights
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.importance_sampling import (
     MAX_RELIABLE_K,
@@ -27,14 +28,18 @@ from pyrofl.inference.posteriors.importance_sampling import (
     WeightedDraws,
     Weights,
 )
-from pyrofl.inference.posteriors.outcomes import heavy_estimates, outcome_of
-from pyrofl.inference.posteriors.proposals import Listed, ProposalMixture, ServerDraws, nearer
+from pyrofl.inference.posteriors.proposals import (
+    Listed,
+    ProposalMixture,
+    ServerDraws,
+    refit_proposal,
+)
 from pyrofl.inference.posteriors.tail_shapes import (
     ESTIMATES,
     _shape,
     difference,
     shapes,
-    weighted,
+    smooth_with_shape,
 )
 from pyrofl.tensors import seeded
 
@@ -58,7 +63,7 @@ def server(seed: int, size: int = 1) -> ServerDraws:
 class ListedGuide:
     """Guide that selects among the draws of a list."""
 
-    listed, least, sizes = LIST, 3, (1, 0)
+    num_listed_draws, min_draws, normal_counts = LIST, 3, (1, 0)
 
 
 def weighed(listed: ServerDraws, complete: bool = True, count: int = 2000) -> WeightedDraws:
@@ -124,17 +129,18 @@ def test_bounded_weights_have_no_heavy_tail():
     source = Generator().manual_seed(0)
     w = 1 + 0.3 * torch.rand(5000, generator=source, dtype=torch.float64)
     w[:100] = 3 * torch.rand(100, generator=source, dtype=torch.float64).clamp(min=0.6)
-    assert smoothed(w.log())[1] > MAX_RELIABLE_K
-    log_w, k = weighted(w.log())
+    assert smooth_weights(w.log())[1] > MAX_RELIABLE_K
+    log_w, k = smooth_with_shape(w.log())
     assert k < 0.3
-    assert torch.equal(log_w, smoothed(w.log())[0])
+    assert torch.equal(log_w, smooth_weights(w.log())[0])
 
 
 @pytest.mark.parametrize("k", [0.8, 0.9, 1.2])
 def test_the_bound_does_not_hide_heavy_tails(k):
     uniform = torch.rand(200, 5000, generator=Generator().manual_seed(0), dtype=torch.float64)
     hidden = [
-        smoothed(log_w)[1] > MAX_RELIABLE_K >= weighted(log_w)[1] for log_w in -k * uniform.log()
+        smooth_weights(log_w)[1] > MAX_RELIABLE_K >= smooth_with_shape(log_w)[1]
+        for log_w in -k * uniform.log()
     ]
     assert np.mean(hidden) <= 0.05
 
@@ -189,7 +195,7 @@ def test_differing_draws_are_reported(monkeypatch):
 def test_a_list_that_no_t_distribution_can_check_is_said(sd, doubt, monkeypatch):
     """As of many dimensions, where these are far from all; even weights need no check."""
     monkeypatch.setattr(f"{__name__}.TARGET", dist.Normal(torch.tensor(0.0).double(), sd))
-    monkeypatch.setattr(importance_sampling, "FEWEST", LIST)
+    monkeypatch.setattr(importance_sampling, "MIN_ESS_OF_ERROR", LIST)
     found = weighed(server(0)).weights
     assert found.doubt == doubt
     assert float(found.k) < 0.7
@@ -199,10 +205,10 @@ def test_estimates_with_a_heavy_tail_are_named():
     """A mean and a standard deviation that do not exist, or whose errors cannot be known."""
     shapes = torch.tensor([[0.6, 1.2], [0.69, 2.1], [0.2, 0.2], [0.2, 0.2]])[:, None]
     found = Weights(torch.tensor([0.2]), torch.tensor([3000.0]), 5000, "", {"beta": shapes})
-    assert heavy_estimates(found) == "1.20 for the mean of beta, 2.10 for the sd of beta"
-    assert heavy_estimates(found._replace(shapes={"beta": shapes[..., :1]})) == ""
+    assert describe_heavy_estimates(found) == "1.20 for the mean of beta, 2.10 for the sd of beta"
+    assert describe_heavy_estimates(found._replace(shapes={"beta": shapes[..., :1]})) == ""
     with pytest.warns(UserWarning, match="1.20 for the mean of beta"):
-        assert outcome_of(found, [], False, ConvergenceStatus("converged", "", 1)) == "yes"
+        assert report_outcome(found, [], False, ConvergenceStatus("converged", "", 1)) == "yes"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +231,7 @@ def test_the_reason_against_a_correction_is_what_is_not_reliable(k, ess, told):
     """A size that suffices is no reason; corrected=True uses such draws."""
     found = Weights(torch.tensor([k]), torch.tensor([float(ess)]), 12_288)
     with pytest.warns(UserWarning, match="draws are not corrected") as caught:
-        outcome = outcome_of(found, [], False, ConvergenceStatus("converged", "", 1))
+        outcome = report_outcome(found, [], False, ConvergenceStatus("converged", "", 1))
     assert outcome.startswith(f"no: {told}")
     assert f"{ess:,}" in outcome
     assert ("at least 400 are needed" in outcome) is (ess < 400)
@@ -242,6 +248,6 @@ def test_a_list_is_selected_evenly():
 
 def test_a_t_distribution_is_moved_toward_weighted_draws():
     noise = torch.randn(5000, 2, generator=Generator().manual_seed(0), dtype=torch.float64)
-    log_w, _ = smoothed(noise[:, 0] * 0.5)
-    near = nearer(None, noise, log_w.exp())
+    log_w, _ = smooth_weights(noise[:, 0] * 0.5)
+    near = refit_proposal(None, noise, log_w.exp())
     assert near.loc.tolist() == pytest.approx([0.5, 0.0], abs=0.1)

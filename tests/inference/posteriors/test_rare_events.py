@@ -20,7 +20,7 @@ import pyrofl
 from pyrofl import Federation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import corrected, importance_sampling
-from pyrofl.inference.posteriors.corrected import grouped
+from pyrofl.inference.posteriors.corrected import group_clients
 from pyrofl.inference.posteriors.draws import draws_specification
 from pyrofl.inference.posteriors.group_weights import GroupImportanceSampler
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
@@ -109,7 +109,7 @@ def test_marginal_likelihoods_are_exact_in_the_tails_of_the_list(run):
         replace(run.state, server=server),
         draws_specification(method, {"seed": 0, "draws": 10}),
     )
-    (group,) = grouped(method, run.data, state, torch.arange(run.data.clients), asked)
+    (group,) = group_clients(method, run.data, state, torch.arange(run.data.clients), asked)
     part = GroupImportanceSampler(method, group, GuidedSites(method, group))
     terms = part.together(Listed(len(noise)).sample((len(noise),)), 8, 1)
     values = part.shared_values()
@@ -141,7 +141,7 @@ def test_draws_without_any_usable_weights_are_no_converged_run(run, monkeypatch)
     def fail(*arguments):
         raise torch.linalg.LinAlgError
 
-    monkeypatch.setattr(importance_sampling, "nearer", fail)
+    monkeypatch.setattr(importance_sampling, "refit_proposal", fail)
     with pytest.warns(UserWarning, match="draws are not corrected: the weighted draws do not vary"):
         run.to_arviz(100, progress=False)
     assert str(run.status).startswith("not converged: draws cannot be corrected, as the weighted")

@@ -14,7 +14,7 @@ from sites import SIZES, some
 
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.privacy.masks import STEP, Masks, unmask
+from pyrofl.inference.privacy.masks import FIXED_POINT_STEP, Masks, unmask
 from pyrofl.inference.privacy.sums import summed
 from pyrofl.inference.transport import Client, Server
 from pyrofl.models import fedavg, pfedvem
@@ -66,7 +66,7 @@ def test_the_sum_is_the_plain_sum_to_the_step(dtype):
         assert bool((shares == shares[0]).all())
         rounded = 4 * torch.finfo(dtype).eps * plain.abs()
         gap = (shares[0].double() * len(NAMES) - plain).abs()
-        assert bool((gap <= len(NAMES) * STEP / 2 + rounded).all())
+        assert bool((gap <= len(NAMES) * FIXED_POINT_STEP / 2 + rounded).all())
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e5])

@@ -15,7 +15,7 @@ from pyrofl import reference
 from pyrofl.inference import hmc
 from pyrofl.inference.reference import samplers
 from pyrofl.inference.reference.density import JointDensity
-from pyrofl.inference.reference.joint import alone, joined
+from pyrofl.inference.reference.joint import isolated_sampling, joint_model
 
 
 @pytest.mark.parametrize("model", [hierarchy, pytest.param(outside, marks=pytest.mark.slow)])
@@ -38,8 +38,8 @@ def test_hmc_finds_the_posterior_in_closed_form(model):
 @pytest.fixture
 def short(monkeypatch):
     """Shorten the warm-up, where the draws do not matter."""
-    monkeypatch.setattr(hmc, "WARM", 4)
-    monkeypatch.setattr(hmc, "APPROACH", 10)
+    monkeypatch.setattr(hmc, "ITERATIONS_PER_UPDATE", 4)
+    monkeypatch.setattr(hmc, "APPROACH_ITERATIONS", 10)
     monkeypatch.setattr(samplers, "ASCENT_STEPS", 10)
 
 
@@ -91,8 +91,8 @@ def positive(received, local, batch):
 
 def test_the_density_of_several_points_is_that_of_pyro():
     """In coordinates of any centering, with the Jacobian by automatic differentiation."""
-    joint = joined(positive, federation(), None, 0, "mu tau")
-    with alone(joint.data, 0):
+    joint = joint_model(positive, federation(), None, 0, "mu tau")
+    with isolated_sampling(joint.data, 0):
         bare = JointDensity.of(joint)
         source = torch.Generator().manual_seed(1)
         w = torch.randn(5, len(bare.power), generator=source, dtype=torch.float64)

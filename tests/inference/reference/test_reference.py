@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 import pyrofl
 from pyrofl import Method, reference
 from pyrofl.inference.posteriors.export import import_arviz, inference_data
-from pyrofl.inference.reference.joint import joined
+from pyrofl.inference.reference.joint import joint_model
 from pyrofl.models import pvi
 
 
@@ -36,7 +36,7 @@ def test_the_prior_of_a_shared_site_may_depend_on_another():
     """Sites mu and theta are both shared: one normal mean with a normal prior of its own mean."""
     data = federation()
     values = {"mu": torch.tensor(0.7).double(), "theta": torch.tensor([[-0.2]]).double()}
-    program = joined(hierarchy, data, None, 0, "mu theta")
+    program = joint_model(hierarchy, data, None, 0, "mu theta")
     density = pyro.poutine.trace(pyro.poutine.condition(program, values)).get_trace().log_prob_sum()
     expected = dist.Normal(0.0, 2.0).log_prob(values["mu"])
     expected += dist.Normal(values["mu"], 1.0).log_prob(values["theta"]).sum()
@@ -57,7 +57,7 @@ def test_what_is_shared_is_sampled_once():
     values = {"mu": torch.tensor(0.7).double(), "theta": torch.arange(4.0)[:, None].double()}
     densities = []
     for model in (hierarchy, outside):
-        program = joined(model, data, None, 0, "mu")
+        program = joint_model(model, data, None, 0, "mu")
         trace = pyro.poutine.trace(pyro.poutine.condition(program, data=values)).get_trace()
         densities.append(trace.log_prob_sum())
     expected = dist.Normal(0.0, 2.0).log_prob(values["mu"])
@@ -137,7 +137,7 @@ def test_the_reference_is_compared_by_leave_one_out_in_one_call(both):
 
 def test_without_shared_sites_every_client_has_its_own():
     data = federation()
-    sites = joined(hierarchy, data, None, 0, "").sites()
+    sites = joint_model(hierarchy, data, None, 0, "").sites()
     assert {n: (s.is_per_client, s.places) for n, s in sites.items()} == {
         "mu": (True, 1),
         "theta": (True, 1),

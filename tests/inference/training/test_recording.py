@@ -13,7 +13,7 @@ import toys
 from pyro import poutine
 
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import recorded
+from pyrofl.inference.definition.elbo import trace_program
 from pyrofl.models import fedavg, guides
 from pyrofl.models.priors import fixed
 
@@ -36,8 +36,8 @@ def test_sites_are_those_of_pyro():
         q = poutine.trace(method.guide).get_trace(*args)
         p = poutine.trace(poutine.replay(method.model, trace=q)).get_trace(*args)
         pyro.set_rng_seed(1)
-        ours = recorded(method.guide, args)
-        theirs = recorded(method.model, args, ours)
+        ours = trace_program(method.guide, args)
+        theirs = trace_program(method.model, args, ours)
     for mine, pyros in ((ours, q), (theirs, p)):
         expected = {n: s for n, s in pyros.nodes.items() if n not in ("_INPUT", "_RETURN")}
         assert list(mine.nodes) == list(expected)
@@ -63,7 +63,7 @@ def test_observed_sites_and_others_are_not_replayed():
         pyro.sample("hidden", dist.Normal(0.0, 1.0), infer=hidden)
 
     hidden = {"_do_not_trace": True, "is_auxiliary": True}
-    trace = recorded(second, (), recorded(first, ()))
+    trace = trace_program(second, (), trace_program(first, ()))
     values = {n: s["value"].item() for n, s in trace.nodes.items()}
     assert values == {"a": 1.0, "b": 4.0, "y": 5.0, "p": 6.0}
     assert trace.nodes["y"]["is_observed"]
@@ -92,15 +92,15 @@ def test_a_name_is_taken_once():
     for twice in product((sampled, observing, parameter), repeat=2):
         if twice != (parameter, parameter):
             with pytest.raises(RuntimeError, match="several sites are named 'a'"):
-                recorded(both, twice)
-    assert list(recorded(both, (parameter, parameter)).nodes) == ["a"]
+                trace_program(both, twice)
+    assert list(trace_program(both, (parameter, parameter)).nodes) == ["a"]
     pyro.clear_param_store()
 
 
 def test_a_latent_site_takes_values_of_latent_sites_alone():
     for known in (observing, parameter):
         with pytest.raises(RuntimeError, match="site 'a' must be sampled"):
-            recorded(sampled, (), recorded(known, ()))
+            trace_program(sampled, (), trace_program(known, ()))
     pyro.clear_param_store()
 
 
@@ -110,7 +110,7 @@ def test_errors_have_a_note_with_shapes():
         raise ValueError("no such thing")
 
     with pytest.raises(ValueError, match="no such thing") as caught:
-        recorded(broken, ({}, {}, None))
+        trace_program(broken, ({}, {}, None))
     assert str(caught.value) == "no such thing"
     (note,) = caught.value.__notes__
     assert re.search(r"first dist +2 \| 3", note)

@@ -94,10 +94,11 @@ def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
     grouped = [[sizes[i] for i in group.tolist()] for group in found]
     assert [size for group in grouped for size in group] == sorted(sizes, reverse=True)
     padded = sum(len(group) * group[0] for group in grouped)
-    assert padded + groups.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
+    assert padded + groups.STEP_COST_ROWS * (len(found) - 1) <= len(sizes) * max(sizes)
     for group in grouped:  # nor is there a cut left that would
         assert all(
-            (group[0] - size) * (len(group) - at) <= groups.WORTH for at, size in enumerate(group)
+            (group[0] - size) * (len(group) - at) <= groups.STEP_COST_ROWS
+            for at, size in enumerate(group)
         )
 
 

@@ -33,7 +33,7 @@ from pyrofl.models.guides.dropout import (
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import pruning
-from pyrofl.models.metavd.programs import DropoutLayers, pooled, warm_up
+from pyrofl.models.metavd.programs import DropoutLayers, likelihood_of_mean, warm_up
 from pyrofl.models.metavd.programs import objective as loss_of
 from pyrofl.tensors import Tensors, generator, under
 
@@ -186,7 +186,7 @@ def objective(
     beta: float | None = None,
     done: float | None = None,
 ) -> Loss:
-    pair = found.pair(sampling, pooled(categorical) if pool_logits else categorical)
+    pair = found.pair(sampling, likelihood_of_mean(categorical) if pool_logits else categorical)
     return loss_of(pair, LAYER["fc2.weight"].numel(), draws, beta, done)
 
 

@@ -72,7 +72,7 @@ def test_ranks_are_uniform():
 # Chains are short here: over seeds, Pareto k of one row is between .34 and .82.
 @pytest.mark.filterwarnings("ignore:Pareto k is above 0.67 in 1 of 12 rows")
 def test_checks_and_figures_accept_a_run(monkeypatch):
-    monkeypatch.setattr(sampler, "WINDOWS", 1)
+    monkeypatch.setattr(sampler, "NUM_METRIC_UPDATES", 1)
     data = ragged()
     # Chains with so short a warm-up may not mix, where "auto" would continue with PVI.
     how = {"shared": "mu tau", "method": "likelihood_factors"}

@@ -71,7 +71,7 @@ def test_chains_that_never_moved_in_the_warm_up_restart_from_others():
 
 
 def test_a_cavity_of_few_effective_draws_has_a_covariance(monkeypatch):
-    monkeypatch.setattr(sampler, "KEPT", 4)
+    monkeypatch.setattr(sampler, "DRAWS_PER_CHAIN", 4)
     data = federations.split(datasets.load("eight_schools"), "groups", 8)
 
     def model(received, local, batch):

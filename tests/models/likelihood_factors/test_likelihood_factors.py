@@ -20,10 +20,10 @@ import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
-from pyrofl.inference.definition.metadata import Moments, of_kind
+from pyrofl.inference.definition.metadata import Moments, metadata_of_class
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.hmc import CHAINS, hmc, r_hat
+from pyrofl.inference.hmc import NUM_CHAINS, hmc, r_hat
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
 from pyrofl.models.likelihood_factors.finding import find_structure
@@ -249,14 +249,14 @@ def test_the_sampler_has_the_moments_of_a_heavy_tail():
     """Student's t with 6 degrees of freedom; its variance is 1.5 times the squared scale."""
     scale = torch.tensor([0.1, 10.0]).double()
     t = dist.StudentT(6.0, torch.tensor([1.0, -2.0]).double(), scale)
-    start = torch.randn(CHAINS, 2, generator=generator("start")).double()
+    start = torch.randn(NUM_CHAINS, 2, generator=generator("start")).double()
     drawn = hmc(lambda u: t.log_prob(u).sum(-1), start, generator("draws"))
     shift = (drawn.u.mean(0) - t.loc) / (1.5**0.5 * scale)
     assert shift.abs().max() < 4 / FEW**0.5
     # The relative error of a variance is that of a kurtosis of 6.
     assert (drawn.u.var(0) / (1.5 * scale**2)).log().abs().max() < 4 * 5**0.5 / FEW**0.5
     assert drawn.r_hat < 1.1
-    apart = drawn.u.view(-1, CHAINS, 2) + 3 * scale * torch.arange(CHAINS).double()[:, None]
+    apart = drawn.u.view(-1, NUM_CHAINS, 2) + 3 * scale * torch.arange(NUM_CHAINS).double()[:, None]
     assert r_hat(apart) > 2
 
 
@@ -265,10 +265,10 @@ def test_the_error_of_moments_is_that_of_their_draws():
     data = ragged()
     method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
     server = method.init(generator("init"), len(SIZES))
-    (moments,) = [m for _, m in of_kind(method.metadata.tensors, Moments)]
+    (moments,) = [m for _, m in metadata_of_class(method.metadata.tensors, Moments)]
     draws = server["server/draws"]
-    stuck = draws[:CHAINS].repeat(len(draws) // CHAINS, 1)
-    for u, count in ((draws, len(draws)), (stuck, CHAINS)):
+    stuck = draws[:NUM_CHAINS].repeat(len(draws) // NUM_CHAINS, 1)
+    for u, count in ((draws, len(draws)), (stuck, NUM_CHAINS)):
         found = moments.noise(server | {"server/draws": u})
         # the largest of three; a standard deviation of 256 means has a relative error of 4%
         assert found == pytest.approx(2 * (2 / count) ** 0.5, rel=0.15)
@@ -477,7 +477,7 @@ def test_points_where_a_matrix_is_singular_have_no_density():
     def log_density(u: Tensor) -> Tensor:
         return torch.linalg.cholesky((2 - u)[..., None]).flatten() * 0 - u.square().sum(-1) / 2
 
-    start = torch.randn(CHAINS, 1, generator=generator("start")).double().clamp(max=1.0)
+    start = torch.randn(NUM_CHAINS, 1, generator=generator("start")).double().clamp(max=1.0)
     drawn = hmc(log_density, start, generator("draws"))
     assert drawn.u.max() < 2
     # The mean of a normal below 2 is -phi(2) / Phi(2).

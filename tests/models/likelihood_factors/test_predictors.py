@@ -137,7 +137,7 @@ def test_a_predictor_with_a_kink_is_automatic_beyond_it():
     predictors = factor._predictors()
     if predictors is not None:
         eta = torch.zeros(1, 3, 1).double()
-        assert predictors.at(u[None][..., structure.reads], eta) is not None
-        assert predictors.at(u[None][..., structure.reads], eta + 4.0) is None
+        assert predictors.derivatives_at(u[None][..., structure.reads], eta) is not None
+        assert predictors.derivatives_at(u[None][..., structure.reads], eta + 4.0) is None
     else:
         pytest.fail("the predictor is linear near the point")

@@ -50,7 +50,7 @@ def test_the_peak_is_found_where_whole_steps_overshoot(scale):
 
 
 def test_a_peak_that_is_not_found_is_told(monkeypatch):
-    monkeypatch.setattr(processes, "NEWTON", 2)
+    monkeypatch.setattr(processes, "MAX_NEWTON_STEPS", 2)
     among = Kernel("rbf")(Z, Z, ZERO, ZERO + 1)
     with pytest.warns(UserWarning, match="was not found in 2 steps; expected a likelihood"):
         sites(softmax, among, EVERY, 3)

@@ -329,8 +329,8 @@ KEPT = ("gaussian", "zero_inflated_poisson", "gamma", "cumulative", "cox")  # of
 def test_every_family_predicts(family, monkeypatch):
     for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
-    monkeypatch.setattr(corrected, "TRIED", 40)
-    monkeypatch.setattr(importance_sampling, "PILOT", 10)
+    monkeypatch.setattr(corrected, "MIN_SHARED_DRAWS", 40)
+    monkeypatch.setattr(importance_sampling, "PILOT_DRAWS_PER_ENTRY", 10)
     tables = frames()
     for name, frame in tables.items():
         n = len(frame)

@@ -11,10 +11,10 @@ import toys
 from checks import close
 
 from pyrofl.inference.definition.elbo import On, TransformedLoss, elbo
-from pyrofl.inference.definition.method import return_received
+from pyrofl.inference.definition.method import phase_and_step, return_received
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, fedprox, guides, local, scaffold
-from pyrofl.models.shared.personal_copies import only_step, own, start_own
+from pyrofl.models.shared.personal_copies import as_personal, start_own
 from pyrofl.tensors import Tensors, generator, seeded
 
 DATA = toys.blobs((3, 9))
@@ -36,11 +36,13 @@ def test_a_loss_reads_the_clients_own_parameters():
     loss = elbo(mean=True)
     run = (method.model, method.guide)
     close(
-        TransformedLoss(loss, own)(*run, received, tensors, BATCH),
+        TransformedLoss(loss, as_personal)(*run, received, tensors, BATCH),
         loss(*run, received, mine, BATCH),
     )
     moved = received | {n: v + 0.1 for n, v in received.items()}
-    found = TransformedLoss(loss, own, return_received)(*run, received, tensors | moved, BATCH)
+    found = TransformedLoss(loss, as_personal, return_received)(
+        *run, received, tensors | moved, BATCH
+    )
     close(found, loss(*run, moved, mine, BATCH))
 
 
@@ -69,11 +71,11 @@ def test_without_the_likelihood_the_divergence_is_left():
 
 def test_methods_that_train_as_fedavg_have_one_step():
     for module in (fedavg, fedprox, local):
-        phase, step = only_step(module.build(toys.net(), epochs=3))
+        phase, step = phase_and_step(module.build(toys.net(), epochs=3))
         assert phase.epochs == 3
         assert step.names == "w/*"
     with pytest.raises(ValueError, match="unpack"):
-        only_step(scaffold.build(toys.net()))
+        phase_and_step(scaffold.build(toys.net()))
 
 
 NAMES = ("apfl", "ditto", "fedpa", "ifca", "perfedavg", "pfedbayes", "pfedme", "reptile")

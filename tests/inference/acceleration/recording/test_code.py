@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyrofl.inference.acceleration.recording.code import RecordingInputs, compiled
+from pyrofl.inference.acceleration.recording.code import RecordingInputs, compile_operations
 from pyrofl.inference.acceleration.recording.tape import NotRecorded, Tape
 
 MAKES = (
@@ -30,7 +30,7 @@ def test_what_no_step_changes_is_made_once():
     tape = Tape()
     with tape:
         total.add_(x * scale.exp().square() + other.exp())
-    bind, _ = compiled(tape, RecordingInputs([total], [other], [scale], [x]))
+    bind, _ = compile_operations(tape, RecordingInputs([total], [other], [scale], [x]))
     with Tape() as once:
         run = bind(total, other, scale)
     other.mul_(2)  # as another step does
@@ -48,7 +48,7 @@ def test_what_no_result_depends_on_is_left_out():
     with Tape() as tape:
         x.exp()
         total.add_(x)
-    bind, _ = compiled(tape, RecordingInputs([total], passing=[x]))
+    bind, _ = compile_operations(tape, RecordingInputs([total], passing=[x]))
     run = bind(total)
     with Tape() as again:
         run(x)
@@ -59,7 +59,7 @@ def test_memory_that_is_written_into_begins_as_it_did():
     x, total = torch.rand(4), torch.zeros(4)
     with Tape() as tape:
         total.add_(x.new_zeros(4).add_(x) + torch.empty_like(x).copy_(x))
-    bind, _ = compiled(tape, RecordingInputs([total], passing=[x]))
+    bind, _ = compile_operations(tape, RecordingInputs([total], passing=[x]))
     run = bind(total.zero_())
     for times in (1, 2):
         run(x)
@@ -71,7 +71,7 @@ def test_the_code_of_another_shape_is_the_same():
         x, total = torch.rand(rows, 3), torch.zeros(3)
         with Tape() as tape:
             total.add_(x.T[1].sum() * 0.5 * rows)
-        return compiled(tape, RecordingInputs([total], passing=[x]))[1]
+        return compile_operations(tape, RecordingInputs([total], passing=[x]))[1]
 
     assert code(4) == code(7)
 
@@ -80,7 +80,7 @@ def test_a_part_of_what_passes_is_found_wherever_that_lies():
     table, total = torch.rand(3, 4), torch.zeros(2)
     with Tape() as tape:
         total.add_(table[0][2:])
-    bind, _ = compiled(tape, RecordingInputs([total], passing=[table[0]]))
+    bind, _ = compile_operations(tape, RecordingInputs([total], passing=[table[0]]))
     bind(total)(table[2])
     torch.testing.assert_close(total, table[0, 2:] + table[2, 2:])
 
@@ -91,21 +91,21 @@ def test_code_knows_what_two_tensors_of_one_storage_hold():
     tape = Tape()
     with tape:
         total.add_(one[1:3] * other[2:])
-    bind, _ = compiled(tape, RecordingInputs([total], passing=[one, other]))
+    bind, _ = compile_operations(tape, RecordingInputs([total], passing=[one, other]))
     total.zero_()
     bind(total)(table[8:], table[2:6])  # the other way round, and as far apart as never before
     assert total.tolist() == [9 * 4, 10 * 5]
     with Tape() as tape:
         total.add_(table[5:7])  # which is of neither
     with pytest.raises(NotRecorded):
-        compiled(tape, RecordingInputs([total], passing=[one, other]))
+        compile_operations(tape, RecordingInputs([total], passing=[one, other]))
 
 
 def test_results_take_the_place_of_arguments_that_are_not_read_again():
     x, total = torch.rand(3), torch.zeros(3)
     with Tape() as tape:
         total.add_(((x - 1).exp() * 2).neg())
-    _, (_, lines) = compiled(tape, RecordingInputs([total], passing=[x]))
+    _, (_, lines) = compile_operations(tape, RecordingInputs([total], passing=[x]))
     first, *rest, _ = lines
     homes = {dict(line.options)["out"] for line in (first, *rest)}
     assert len(rest) == 3
@@ -127,7 +127,7 @@ def test_random_operations_that_share_memory_give_the_same_numbers(seed: int):
     x, total, expected = torch.randn(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
     with Tape() as tape:
         program(x, total)
-    bind, _ = compiled(tape, RecordingInputs([total], passing=[x]))
+    bind, _ = compile_operations(tape, RecordingInputs([total], passing=[x]))
     run = bind(total.zero_())
     for _ in range(2):
         x = torch.randn(4, 4)

@@ -10,7 +10,12 @@ import pytest
 import toys
 
 from pyrofl.inference.acceleration.recording import recorder
-from pyrofl.inference.acceleration.recording.recorder import COMPILING, KERNELS, RECORDINGS, forget
+from pyrofl.inference.acceleration.recording.recorder import (
+    COMPILE_SECONDS,
+    KERNELS_REASON,
+    RECORDINGS,
+    forget,
+)
 from pyrofl.inference.acceleration.recording.tape import Tape
 from pyrofl.inference.acceleration.recordings import recordings
 from pyrofl.inference.acceleration.steps import AcceleratedStep
@@ -68,7 +73,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
             AcceleratedStep.written,
             Tape.__enter__,
             Tape.replay_seconds,
-            recorder.compiled,
+            recorder.compile_operations,
         )
 
         def written(self: AcceleratedStep, *given: Any) -> None:
@@ -92,7 +97,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
         def generated(*given: Any) -> Any:
             bind, code = compiled(*given)
             clock.compiled += 1
-            clock.now += COMPILING
+            clock.now += COMPILE_SECONDS
 
             def bound(*tensors: Any) -> Any:
                 run = bind(*tensors)
@@ -107,7 +112,7 @@ def watched(monkeypatch) -> Callable[[Costs], Clock]:
             return bound, code
 
         monkeypatch.setattr(recorder, "clock", clock)
-        monkeypatch.setattr(recorder, "compiled", generated)
+        monkeypatch.setattr(recorder, "compile_operations", generated)
         monkeypatch.setattr(AcceleratedStep, "written", written)
         monkeypatch.setattr(Tape, "__enter__", entered)
         monkeypatch.setattr(Tape, "replay_seconds", repeated)
@@ -191,6 +196,6 @@ def test_a_larger_shape_of_a_slow_update_is_not_tried(watched):
 def test_a_report_states_that_kernels_are_slow(watched):
     watched(LENET)
     (found,) = recordings(small_method(), toys.blobs((20, 20)), 3)
-    assert found.reason == KERNELS
+    assert found.reason == KERNELS_REASON
     assert (found.recorded, found.as_written) == (0, 30)
     assert RECORDINGS.rounds is None

@@ -242,10 +242,10 @@ def test_another_shape_of_known_code_is_compared_once(monkeypatch):
     next(federate(method, data, 1, check=False))
     assert len(written) == 3  # the first, and two beside the code
     written.clear()
-    known = code._generated.cache_info().misses
+    known = code._compile_lines.cache_info().misses
     next(federate(method, data, 1, check=False, chunk_size=1))
     assert len(written) == 1  # the first is as all others now, and one check is enough
-    assert code._generated.cache_info().misses == known
+    assert code._compile_lines.cache_info().misses == known
 
 
 def test_noise_is_given_to_who_records_it(monkeypatch):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import pyrofl
 from pyrofl.inference.acceleration import recordings as advice
 from pyrofl.inference.acceleration.recording import recorder
-from pyrofl.inference.acceleration.recording.recorder import FASTER, USERS, forget
+from pyrofl.inference.acceleration.recording.recorder import RECORD_ADVICE, USER_CODE_REASON, forget
 from pyrofl.inference.acceleration.recordings import recording_advice, recordings
 from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.method import GradientStep, Method
@@ -215,7 +215,7 @@ def test_a_users_loss_is_named_and_recorded_if_its_user_promises(monkeypatch):
     (found,) = recordings(method, toys.blobs((20, 20)), 2)
     assert found.recorded == 0
     assert found.as_written == 40
-    assert found.reason == FASTER.format("doubled.<locals>.twice")
+    assert found.reason == RECORD_ADVICE.format("doubled.<locals>.twice")
     (found,) = recordings(method, toys.blobs((20, 20)), 2, record=True)
     assert found.recorded > 25
     assert not found.reason
@@ -226,7 +226,7 @@ def test_nobody_is_advised_to_record_slow_kernels(monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr(recorder, "clock", lambda: next(seconds))  # a second for each update
     (found,) = recordings(with_loss(doubled), toys.blobs((20, 20)), 2)
-    assert found.reason == USERS.format("doubled.<locals>.twice")
+    assert found.reason == USER_CODE_REASON.format("doubled.<locals>.twice")
 
 
 @pytest.mark.parametrize(
@@ -234,18 +234,20 @@ def test_nobody_is_advised_to_record_slow_kernels(monkeypatch):
 )
 def test_a_fit_advises_to_record_only_what_is_faster_then(rounds, seconds, advised):
     found = recording_advice(with_loss(doubled), [(100, seconds)] * rounds)  # of 100 steps
-    assert found == (FASTER.format("doubled.<locals>.twice"),) * advised
+    assert found == (RECORD_ADVICE.format("doubled.<locals>.twice"),) * advised
     assert recording_advice(with_loss(lambda step: step.loss), [(100, seconds)] * rounds) == ()
 
 
 def test_a_long_fit_says_whose_code_keeps_it_from_being_recorded(capsys, monkeypatch):
     monkeypatch.setattr(advice, "MIN_REPORTED_SECONDS", 0.0)
-    monkeypatch.setattr(advice, "SAVED", 1.0)
+    monkeypatch.setattr(advice, "MIN_SAVED_SECONDS", 1.0)
     data = toys.blobs((20, 20))
 
     def told(method: Method, rounds: int, **options: Any) -> bool:
         pyrofl.fit(method, data, rounds, check=False, **options)
-        return FASTER.format("doubled.<locals>.twice") in capsys.readouterr().err.splitlines()
+        return (
+            RECORD_ADVICE.format("doubled.<locals>.twice") in capsys.readouterr().err.splitlines()
+        )
 
     assert told(with_loss(doubled), 2)
     assert not told(with_loss(doubled), 2, record=True)

@@ -110,8 +110,8 @@ WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000),
 
 @pytest.mark.parametrize(("name", "chunk_size", "worth"), others_slow(WAYS, WAYS[::4]))
 def test_the_same_steps_are_made(name, chunk_size, worth, always, monkeypatch):
-    monkeypatch.setattr(groups, "WORTH", worth)  # 0: a group for every size
-    monkeypatch.setattr(training, "WORTH_SHORT", worth)
+    monkeypatch.setattr(groups, "STEP_COST_ROWS", worth)  # 0: a group for every size
+    monkeypatch.setattr(training, "ROW_SPACE_STEP_COST_ROWS", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     cohort = bernoulli(0.5)
     one = list(federate(method, data, 2, participation=cohort, chunk_size=chunk_size))

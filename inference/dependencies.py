@@ -24,7 +24,7 @@ from pyrofl.turns import synchronized
 
 
 @dataclass(frozen=True)
-class Related:
+class SiteDependencies:
     """Description of a model site: its distribution, plates and dependencies.
 
     Attributes:
@@ -43,7 +43,7 @@ class Related:
 
 @synchronized
 @checked
-def get_dependencies(method: Method, data: Federation) -> dict[str, Related]:
+def get_dependencies(method: Method, data: Federation) -> dict[str, SiteDependencies]:
     """Return the sample sites of a method's model by name, with plates and dependencies.
 
     Args:
@@ -69,7 +69,7 @@ def _traced(place: str, tensors: Tensors) -> Tensors:
     return {n: track_provenance(v, frozenset({f"{place} {n}"})) for n, v in tensors.items()}
 
 
-def _related(trace: Any, shared: str) -> Iterator[tuple[str, Related]]:
+def _related(trace: Any, shared: str) -> Iterator[tuple[str, SiteDependencies]]:
     order = {name: i for i, name in enumerate(trace.nodes)}  # tensors come first, by name
     for name, site in trace.nodes.items():
         if site["type"] != "sample" or site_is_subsample(site):
@@ -80,7 +80,7 @@ def _related(trace: Any, shared: str) -> Iterator[tuple[str, Related]]:
         reads = get_provenance(density.log_prob(site["value"])) - {name}
         yield (
             name,
-            Related(
+            SiteDependencies(
                 "Deterministic" if is_computed else type(base_of(site["fn"])).__name__,
                 tuple(sorted(reads, key=lambda name: (order.get(name, -1), name))),
                 tuple(n for n in frames if not (one and n == "clients")),

@@ -13,8 +13,8 @@ from pyrofl.inference.posteriors.importance_sampling import MAX_RELIABLE_K, MIN_
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATES
 from pyrofl.user_warnings import warn_user
 
-YES = "yes"
-RICHER = (
+CORRECTED = "yes"
+RICHER_GUIDE = (
     "use a richer guide, such as pvi.hierarchical(..., guide=guides.flow(3)), reparametrize the "
     "model, or check it with pyrofl.reference.nuts"
 )
@@ -25,16 +25,16 @@ def is_heavy(weights: Weights) -> Tensor:
     return weights.k > MAX_RELIABLE_K
 
 
-def heavy_tail(weights: Weights) -> str:
+def heavy_tail_reason(weights: Weights) -> str:
     """Return that Pareto k is too large, with what helps, or ""."""
     if not bool(is_heavy(weights).any()):
         return ""
     k = float(weights.k.nan_to_num(torch.inf, torch.inf).max())
     why = f"Pareto k of the correction is {k:.2f} (at most {MAX_RELIABLE_K} is reliable)"
-    return f"{why}, and more rounds will not help: {RICHER}"
+    return f"{why}, and more rounds will not help: {RICHER_GUIDE}"
 
 
-def heavy_estimates(weights: Weights) -> str:
+def describe_heavy_estimates(weights: Weights) -> str:
     """Return which means and standard deviations of a program's sites have too large a Pareto k."""
     texts = []
     for site, value in weights.shapes.items():
@@ -46,9 +46,9 @@ def heavy_estimates(weights: Weights) -> str:
     return ", ".join(texts)
 
 
-def doubts(weights: Weights, verdict: ConvergenceStatus) -> list[str]:
+def reliable_draw_warnings(weights: Weights, verdict: ConvergenceStatus) -> list[str]:
     """Return warnings about corrected draws with reliable weights; none if they are unreliable."""
-    if bool(untrusted(weights).any()):
+    if bool(is_unreliable(weights).any()):
         return []
     texts = []
     if weights.missing_mode:
@@ -57,13 +57,13 @@ def doubts(weights: Weights, verdict: ConvergenceStatus) -> list[str]:
         texts.append(f"corrected draws may be unreliable: {weights.doubt}; {advice(verdict)}")
     if weights.at_bound:
         texts.append(f"corrected draws may be unreliable: {weights.at_bound}")
-    texts.append(heavy_tails(weights, "corrected"))
+    texts.append(heavy_tail_warning(weights, "corrected"))
     return [text for text in texts if text]
 
 
-def heavy_tails(weights: Weights, kind: str) -> str:
+def heavy_tail_warning(weights: Weights, kind: str) -> str:
     """Return a warning about means and sds of a kind of draws with too large a Pareto k, or ""."""
-    if not (heavy := heavy_estimates(weights)):
+    if not (heavy := describe_heavy_estimates(weights)):
         return ""
     return (
         f"estimates of {kind} draws are unreliable: Pareto k is {heavy} (at most {MAX_RELIABLE_K} "
@@ -72,12 +72,12 @@ def heavy_tails(weights: Weights, kind: str) -> str:
     )
 
 
-def untrusted(weights: Weights) -> Tensor:
+def is_unreliable(weights: Weights) -> Tensor:
     """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
     return is_heavy(weights) | (weights.ess < MIN_ESS)
 
 
-def outcome_of(
+def report_outcome(
     weights: Weights, names: Sequence[str], strict: bool, verdict: ConvergenceStatus
 ) -> str:
     """Return the outcome of an importance correction: "yes", or "no" and the reason.
@@ -90,11 +90,11 @@ def outcome_of(
         strict: whether corrected draws are used even if they are unreliable.
         verdict: status of the run.
     """
-    bad = untrusted(weights)
+    bad = is_unreliable(weights)
     if not bool(bad.any()):
-        for text in doubts(weights, verdict):
+        for text in reliable_draw_warnings(weights, verdict):
             warn_user(text)
-        return YES
+        return CORRECTED
     whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
     why = _reason(weights, "up to " if names else "")
     state = "corrected draws are unreliable" if strict else "draws are not corrected"
@@ -103,7 +103,7 @@ def outcome_of(
     if not strict and not bool((weights.ess < MIN_ESS).any()):
         more += "; corrected=True returns the weighted draws all the same"
     warn_user(f"{state}{more}; {why}; {advice(verdict)}")
-    return YES if strict else f"no: {why}"
+    return CORRECTED if strict else f"no: {why}"
 
 
 def _reason(weights: Weights, up_to: str) -> str:
@@ -126,4 +126,4 @@ def advice(verdict: ConvergenceStatus) -> str:
         return f"the run has not converged: {verdict.why}"
     if verdict.kind == "not converged":
         return "the run has not converged: fit more rounds"
-    return f"more rounds will not help, as the fit itself has converged: {RICHER}"
+    return f"more rounds will not help, as the fit itself has converged: {RICHER_GUIDE}"
