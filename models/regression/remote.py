@@ -51,6 +51,7 @@ from pyrofl.models.regression.method import Regression
 from pyrofl.models.regression.priors import Priors, code_of
 from pyrofl.models.regression.rows import ROSTER, MissingColumn
 from pyrofl.models.regression.rule_checks import check_design, checked_reports
+from pyrofl.nouns import nouns
 
 MAX_REPLY_CHARACTERS = 20_000_000  # characters of a reply
 DEFAULT_RULES = SiteRules()
@@ -441,7 +442,7 @@ def small_clients(design: Design, sizes: Mapping[str, int]) -> list[str]:
         return []
     return [
         f"{listed(small, 3)} has fewer than {math.ceil((d + 3) / 2)} rows: its messages may "
-        "determine its rows; leave it out, or join it with another client"
+        f"determine its rows; leave it out, or join it with another {nouns().client}"
     ]
 
 

@@ -27,6 +27,7 @@ from pyrofl.models.regression.agreement import (
     refuse_no_number,
     refuse_unlike,
 )
+from pyrofl.nouns import nouns
 from pyrofl.user_warnings import warn_user
 
 PLAIN = (str, bool, int, float, np.generic)  # types of values in a column of objects
@@ -231,8 +232,8 @@ def agreed(
             raise MissingColumn(str(error), lacking[0], name) from None
         if lacking:
             text = (
-                f"column {name} is missing at {listed(lacking)}; expected it at all clients"
-                f"{did_you_mean(name, map(str, frames[lacking[0]].columns))}"
+                f"column {name} is missing at {listed(lacking)}; expected it at all "
+                f"{nouns().client.many}{did_you_mean(name, map(str, frames[lacking[0]].columns))}"
             )
             raise MissingColumn(text, lacking[0], name)
     for name in used:
@@ -311,7 +312,9 @@ def _combined(
     """Return what all clients agree on, and what the server alone knows of each."""
     there = {site: one for site, one in reports.items() if one["complete"]}
     if not there:
-        raise ValueError("no client has a row without missing values; expected at least one")
+        raise ValueError(
+            f"no {nouns().client} has a row without missing values; expected at least one"
+        )
     _refuse_equal_values(client, [(site, one["client"]) for site, one in there.items()])
     sizes = {site: one["complete"] for site, one in there.items()}
     columns, owners, is_plain = {}, {}, {}
@@ -462,8 +465,8 @@ def _refuse_two_kinds(
             shown = f", such as {column.iloc[row]!r} in row {row} of {texts[0]}"
         raise ValueError(
             f"column {name} holds numbers at {listed(numbers, 3)}, and text at {listed(texts, 3)}"
-            f"{shown}; expected one type at all clients: correct the cells, or write the levels as "
-            "text at all clients"
+            f"{shown}; expected one type at all {nouns().client.many}: correct the cells, or write the "
+            f"levels as text at all {nouns().client.many}"
         )
 
 
@@ -502,7 +505,7 @@ def _levels(name: str, reports: Sequence[Report]) -> tuple[Level, ...]:
         if any(one["ordered"] != first for one in reports):
             raise ValueError(
                 f"column {name} is ordered in different ways; expected the same categories "
-                "at all clients"
+                f"at all {nouns().client.many}"
             )
         return tuple(first)
     seen = {level for one in reports for level in one["levels"]}
@@ -514,7 +517,7 @@ def _levels(name: str, reports: Sequence[Report]) -> tuple[Level, ...]:
     if others or not seen <= set(order) or contradicts:
         raise ValueError(
             f"categories of column {name} are declared in different ways; expected the same "
-            "categories at all clients"
+            f"categories at all {nouns().client.many}"
         )
     return tuple(level for level in order if level in seen)
 

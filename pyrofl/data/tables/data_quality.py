@@ -15,6 +15,7 @@ from pyrofl.data.tables.column_summary import ColumnSummary, Numbers
 from pyrofl.data.tables.columns import Column
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed
+from pyrofl.nouns import nouns
 
 NEGATIVE = (-9999, -999, -888, -99, -88, -9, -1)
 CODES = (*NEGATIVE, 77, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999)
@@ -101,7 +102,8 @@ def level_warning(
         return without_common_levels(column, told) if are_common else ""
     return (
         f"column {column} holds {listed(groups, 3)}, which look like spellings of one word and "
-        "count as different categories; expected one spelling in all clients: correct the column"
+        "count as different categories; expected one spelling in all "
+        f"{nouns().client.many}: correct the column"
     )
 
 
@@ -114,7 +116,7 @@ def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str
             return (
                 f"column {column} holds {listed(sorted(own), 3)} in {client} and "
                 f"{listed(sorted(others), 3)} elsewhere, without a common word, as if {client} had "
-                "a code of its own; expected one code in all clients"
+                f"a code of its own; expected one code in all {nouns().client.many}"
             )
     return ""
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyrofl.data.tables.columns import Column, Rows
 from pyrofl.data.tables.wording import listed
+from pyrofl.nouns import nouns
 
 MIN_ROWS = 10  # rows from which a pattern is hardly chance
 NUM_SCREENED_ROWS = 20  # rows that rule out most relations
@@ -218,7 +219,7 @@ def shared_row_warning(clients: Mapping[str, Sequence[Cells]]) -> str:
     one, other = (names[client] for client in pair)
     for part, where in (
         (np.isin(row_and_client[:, 1], pair), f"{one} and {other}"),
-        (slice(None), f"several clients, such as {one} and {other},"),
+        (slice(None), f"several {nouns().client.many}, such as {one} and {other},"),
     ):
         if shared := _copies_across(rows, row_and_client[part], counts[part]):
             return (

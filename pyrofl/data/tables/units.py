@@ -20,6 +20,7 @@ import numpy as np
 
 from pyrofl.data.tables.column_summary import ColumnMoments, ColumnSummary
 from pyrofl.data.tables.wording import listed
+from pyrofl.nouns import nouns
 
 ROUNDING = 1e-9  # SD of logarithms up to which numbers count as equal
 MIN_NUMBERS = 3  # numbers of each group of clients
@@ -71,7 +72,7 @@ def unit_warning(column: str, told: Mapping[str, ColumnSummary]) -> str:
     return (
         f"column {column}: the numbers in {listed(odd, 3)} are about {factor:.3g} times {how} "
         f"than those in {listed(others, 3)} (means {mean:.4g} and {usual:.4g}), as if they had "
-        "another unit; expected one unit in all clients: convert the column"
+        f"another unit; expected one unit in all {nouns().client.many}: convert the column"
     )
 
 
