@@ -465,8 +465,8 @@ def _refuse_two_kinds(
             shown = f", such as {column.iloc[row]!r} in row {row} of {texts[0]}"
         raise ValueError(
             f"column {name} holds numbers at {listed(numbers, 3)}, and text at {listed(texts, 3)}"
-            f"{shown}; expected one type at all {nouns().client.many}: correct the cells, or write the "
-            f"levels as text at all {nouns().client.many}"
+            f"{shown}; expected one type at all {nouns().client.many}: correct the cells, or "
+            f"write the levels as text at all {nouns().client.many}"
         )
 
 
