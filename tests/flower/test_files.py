@@ -25,6 +25,12 @@ from pyrofl.files import checkpoint_file
 from pyrofl.flower.coordinator import ServerSettings, coordinate
 from pyrofl.flower.project import Project
 from pyrofl.inference import hmc
+from pyrofl.inference.transport.message_files import (
+    read_message,
+    read_private_key,
+    read_public_key,
+    write_message,
+)
 from pyrofl.tensors import role
 
 
@@ -341,6 +347,30 @@ def test_a_reply_that_is_odd_is_refused_in_one_line(kind, begun, tmp_path, capsy
     assert re.search(text, line)
     assert said[-1].startswith("waiting for replies of hospital_1, hospital_2, hospital_3 in")
     assert sorted(path.name for path in (begun.out / "replies").iterdir()) == before
+
+
+def test_an_empty_signed_reply_names_the_flags_that_help(begun, capsys):
+    """The names of the sites are printed by the first command, and by no later one."""
+    for name in NAMES[:2]:
+        assert begun.answer(name) == 0
+    request = read_message(begun.request("hospital_3"), {"server": server_key(begun)})
+    head = {"sender": "hospital_3", "recipient": "server", "number": request.number}
+    key = read_private_key(begun.folder / "nodes/hospital_3.key")
+    path = begun.messages / "hospital_3-reply-2.json"
+    write_message(path, {}, key, study=request.study, answers=request.id, **head)
+    assert begun.exchange() == 3
+    said = capsys.readouterr().err
+    assert "is there" not in said
+    flags = "--ask-again NAME after a mistake there, or --without NAME, of hospital_3"
+    assert f"round 1: 2 sites replied; expected at least 3 ({flags})" in said
+    assert "--min-sites" not in said
+    assert begun.exchange("--ask-again", "hospital_3") == 0
+    shutil.rmtree(begun.folder / "hospital_3")
+    assert begun.answer("hospital_3") == 0
+
+
+def server_key(by_files):
+    return read_public_key(by_files.folder / "keys/server.pub")
 
 
 def test_a_second_reply_does_not_replace_the_first(begun, tmp_path, capsys):

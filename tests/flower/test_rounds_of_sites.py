@@ -17,7 +17,7 @@ from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped
 from pyrofl.files.lock import lock_folder
 from pyrofl.flower.coordinator import ServerSettings, coordinate
-from pyrofl.flower.site import GREETING
+from pyrofl.flower.site import GREETING, label
 from pyrofl.inference.transport.message_checks import code_hash
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -201,11 +201,39 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
     if rejoin:
         assert "hospital_2 has lost its state of pfedvem: hospital_2 restart" in said
         assert "hospital_2 has lost its state of scaffold: hospital_2 restart" in said
+        assert sum("has lost its state" in line for line in said) == 2  # once of each method
         assert not [line for line in said if "of fedavg" in line]  # which keeps nothing
         assert [len(states[name].reporters.ids) for name in methods] == [3] * 3
     else:
         assert any("--rejoin makes them new clients" in line for line in said)
         assert [len(states[name].reporters.ids) for name in methods] == [2] * 3
+
+
+def test_a_site_without_loss_is_not_said_to_have_lost_its_state(tmp_path):
+    """A reply of the first round cannot be lost, as the server has aggregated none before."""
+    project = hospitals.project(tmp_path / "p", methods=("scaffold",), settings=SMALL)
+    transport = wire(project, tmp_path)
+
+    def claims(number, node, answer):
+        if (number, node) == (1, 11):
+            return {label("lost", "scaffold"): {"names": ("hospital_2",)}}
+        return answer
+
+    transport.spoil = claims
+    _, said = made(project, tmp_path / "out", transport)
+    assert not [line for line in said if "has lost its state" in line]
+    assert any(line.startswith("round 1 of at most 2: 3 of 3 sites replied") for line in said)
+
+
+def test_the_log_of_a_site_has_the_reason_for_a_round_without_it(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    transport = wire(project, tmp_path)
+    late = (1, 11)
+    transport.spoil = lambda number, node, answer: None if (number, node) == late else answer
+    made(project, tmp_path / "out", transport)
+    logs = {name: (tmp_path / name / "site.log").read_text() for name in hospitals.NAMES}
+    text = "not in the last round: no reply arrived within 0 s"
+    assert [log.count(text) for log in logs.values()] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
