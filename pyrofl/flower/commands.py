@@ -325,10 +325,15 @@ def submit(args: Namespace, group: ProcessGroup, project: Project, out: Path) ->
         raise Stopped(f"the run was not taken: {response}", FAILED)
     number = str(response["run-id"])
     for line in followed(group, out, end, begin, number):
-        if not args.quiet:
-            tell(f"{line}\n")
+        print_progress(args, line)
     ended: dict[str, Any] = json.loads(end.read_text(encoding="utf-8"))
     return ended
+
+
+def print_progress(args: Namespace, line: str) -> None:
+    """Print a line on the progress of a study; with --quiet, only warnings."""
+    if not args.quiet or line.startswith("warning: "):
+        tell(f"{line}\n")
 
 
 def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) -> Iterator[str]:

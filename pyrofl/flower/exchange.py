@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.arguments import check_name
-from pyrofl.experiments.console import ending, tell
+from pyrofl.experiments.console import ending
 from pyrofl.experiments.tasks import threads
 from pyrofl.files.link_safe_files import append
 from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import prepare
 from pyrofl.flower.apps import run_study
-from pyrofl.flower.commands import LOG_FILE, check, finish, kept
+from pyrofl.flower.commands import LOG_FILE, check, finish, kept, print_progress
 from pyrofl.flower.coordinator import ServerSettings
 from pyrofl.flower.file_transport import MESSAGES_FOLDER, SERVER, FileTransport
 from pyrofl.flower.project import Project, of_study
@@ -45,8 +45,7 @@ def exchange(args: Namespace) -> None:
 
     def print_line(text: str) -> None:
         append(out / LOG_FILE, f"{text}\n")
-        if not args.quiet:
-            tell(f"{text}\n")
+        print_progress(args, text)
 
     name = project.folder.absolute().name
     transport = FileTransport(folder, out, name, key, keys, without, print_line)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.data.tables.table_files import files_of
-from pyrofl.experiments.console import ending, tell
+from pyrofl.experiments.console import ending
 from pyrofl.experiments.tasks import threads
 from pyrofl.files.link_safe_files import append
 from pyrofl.flower.apps import run_study
@@ -20,11 +20,13 @@ from pyrofl.flower.commands import (
     checked_rules,
     finish,
     kept,
+    print_progress,
     read,
     rules_of,
 )
 from pyrofl.flower.coordinator import ServerSettings
 from pyrofl.flower.project import Project, of_study
+from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
 from pyrofl.flower.site import reply_or_refuse
 from pyrofl.flower.table_check import check_tables
 from pyrofl.inference.transport.records import Records, deserialize, serialize
@@ -73,13 +75,14 @@ def run(args: Namespace) -> None:
 
     def print_line(text: str) -> None:
         append(out / LOG_FILE, f"{text}\n")
-        if not args.quiet:
-            tell(f"{text}\n")
+        print_progress(args, text)
 
     settings = ServerSettings(len(files), len(files), 0.0)
     with threads(1), ending(partial(kept, out), ValueError):
         transport = LocalTransport(sites)
         ended = run_study(str(project.file), out, transport, settings, print_line)
+    if ended["code"]:
+        ended["error"] = f"{ended['error']}; see {out / SITES_FOLDER}/NAME/{LOG_OF_SITE}"
     finish(args, out, ended)
 
 

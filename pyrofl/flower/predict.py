@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyrofl.arguments import check_name
-from pyrofl.experiments.console import show
+from pyrofl.experiments.console import show, tell
 from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
@@ -17,7 +18,7 @@ from pyrofl.flower.rows import features_of
 from pyrofl.flower.site import Site
 from pyrofl.flower.site_results import predict_table
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.nouns import nouns
+from pyrofl.nouns import nouns, use
 
 
 def predict(args: Namespace) -> None:
@@ -26,13 +27,20 @@ def predict(args: Namespace) -> None:
     run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     site = Site.read(args.folder)
     labels = site.project.labels
-    if site.project.formula:
-        _predict_regression(site, args)
-        return
     if not args.method and len(labels) > 1:
         raise ValueError(f"the study has several methods; expected --method {' or '.join(labels)}")
     method = args.method or labels[0]
     check_name(method, labels, "method")
+    with use(site.project.nouns):
+        if site.project.formula:
+            _predict_regression(site, args)
+        else:
+            _predict_method(site, method, args)
+
+
+def _predict_method(site: Site, method: str, args: Namespace) -> None:
+    """Predict rows by the client states of a method."""
+    path = Path(args.out)
     x, groups = features_of(site.project, args.rows)
     owners = owners_of(site, len(x), groups, args)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws}
@@ -58,7 +66,11 @@ def _predict_regression(site: Site, args: Namespace) -> None:
     owner = args.client or names[0]
     check_name(owner, names, str(nouns().client))
     folder = site.state / site.project.labels[0]
-    predictions = predict_table(folder, site.project, site.regression, args.rows, owner)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        predictions = predict_table(folder, site.project, site.regression, args.rows, owner)
+    for one in caught:
+        tell(f"warning: {one.message}\n")
     count = len(predictions.mean)
     save_predictions(Path(args.out), [owner] * count, {owner: predictions})
     show(f"{predictions.about}\n{args.out} holds {count} predictions")

@@ -18,6 +18,7 @@ from pyrofl.flower.project import Project
 from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.posteriors import export
+from pyrofl.inference.transport.message_checks import InvalidRequestError
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.prediction import ServerRun
 from pyrofl.models.regression.remote import RegressionClient
@@ -70,7 +71,13 @@ def predict_table(
 
     read: Any = arviz.from_netcdf
     posterior = read(folder / POSTERIOR_FILE)
-    run = _run(project, client, json.loads(stored["plan"]), posterior)
+    try:
+        run = _run(project, client, json.loads(stored["plan"]), posterior)
+    except InvalidRequestError as error:
+        raise ValueError(
+            f"{folder} is of another study file or version of pyrofl ({error}); expected those of "
+            "the study"
+        ) from error
     frame: pd.DataFrame = frame_of(read_file(path), project.formula)
     levels = tuple(one for one in project.levels if one.partition("=")[0] in frame)
     rows = with_levels({"rows": frame}, levels)["rows"]

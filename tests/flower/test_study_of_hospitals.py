@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import warnings
@@ -146,7 +147,9 @@ def same_posterior(out, other) -> None:
     for page in pages:
         assert "<h1>Who dies in seven hospitals?</h1>" in page
         assert "the rows stayed at the hospitals" in page
-        assert "client" not in page.partition("Model</summary>")[0].partition("<body")[2]
+        body = page.partition("<body")[2].partition("<h2>Model</h2>")[0]  # a program follows
+        assert "Hospitals and rows" in body
+        assert not re.search(r"\bclients?\b", re.sub('data:image[^"]+', "", body))
 
 
 @pytest.mark.slow
