@@ -6,6 +6,7 @@ import argparse
 import csv
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
 
@@ -437,3 +438,57 @@ def test_expected_hours_are_written_and_printed(
         assert line["settings"].endswith("seeds=1")
     total = sum(float(line["hours"]) for line in lines)
     assert f"all 2 rows: {total:.3g} hours" in capsys.readouterr().out
+
+
+NUMBERS = {"pfedvem": (7, 12), "pfedmb": (3, 5), "metavd": (17, 5), "fedbe": (9, 13)}
+NUMBERS["fedabml"] = (2, 6)
+ROMAN = {"I": "1", "II": "2", "III": "3"}
+
+
+@pytest.mark.parametrize("paper", NUMBERS)
+def test_a_page_lists_every_table_and_figure_of_its_paper_once(paper: str):
+    page = (PAPERS / paper / "README.md").read_text()
+    section = page.partition("## Tables and figures of the paper")[2].partition("## ")[0]
+    listed = {"table": list[int](), "figure": list[int]()}
+    for kind, words in re.findall(r"(?m)^\| (table|figure)s? ([^|]+) \|", section):
+        words = re.sub(r"\bI+\b", lambda found: ROMAN[found[0]], words)
+        for part in words.split(", "):
+            first, _, last = part.partition(" to ")
+            listed[kind] += range(int(first), int(last or first) + 1)
+    tables_, figures_ = NUMBERS[paper]
+    assert sorted(listed["table"]) == [*range(1, tables_ + 1)]
+    assert sorted(listed["figure"]) == [*range(1, figures_ + 1)]
+
+
+@pytest.mark.parametrize("paper", NUMBERS)
+def test_studies_that_a_list_names_are_there(paper: str):
+    page = (PAPERS / paper / "README.md").read_text()
+    section = page.partition("## Tables and figures of the paper")[2].partition("## ")[0]
+    names = set(re.findall(r"`([a-z0-9_]+)`", section)) - {"smallest"}
+    assert names
+    assert names <= {name for of, name in STUDIES if of == paper}
+    scripts = re.findall(r"`(\w+\.py)\b", section)
+    for script in scripts:
+        folders = (PAPERS / paper, PAPERS, PAPERS.parent)
+        assert any((at / script).is_file() for at in folders), f"{script} is not there"
+
+
+def test_ten_clients_are_in_five_pairs(folder: Path):
+    study = STUDIES["pfedmb", "figure4"]
+    whole = study.trial("smoke", "", "pFedMB", data_dir=folder).task.data
+    data = import_module("pfedmb.studies").in_pairs(whole, seed=0)
+    for j, (rows, test) in enumerate(zip(data.train, data.test, strict=True)):
+        assert set(data.y[rows].tolist()) == {2 * (j // 2), 2 * (j // 2) + 1}
+        assert set(test.tolist()) == set(data.test[2 * (j // 2)].tolist())
+    together = torch.cat([*data.train])
+    assert together.sort().values.equal(torch.cat([*whole.train]).sort().values)
+
+
+def test_parts_of_a_run_are_those_of_a_whole_run(folder: Path):
+    study = STUDIES["pfedvem", "figure12"]
+    trial = study.trial("smoke", "50 clients", "FedPer", data_dir=folder)
+    parts = dict(harness.in_parts(trial))
+    assert [*parts] == [*harness.PARTS]
+    assert [run.state.number for run in parts.values()] == [1] * 5 + [2] * 2
+    whole = trial.fit().state.server
+    assert all(value.equal(whole[name]) for name, value in parts[100].state.server.items())

@@ -26,6 +26,12 @@ COMMANDS = (
         "",
     ),
     (
+        "pfedvem/clients.csv",
+        "figures 2, 10 and 11",
+        "examples/papers/pfedvem/clients.py --data-dir DIR",
+        "",
+    ),
+    (
         "pfedmb/pairs.csv",
         "table I, figure 3",
         "examples/pfedmb_pairs.py --data npz:fashion_mnist.npz",

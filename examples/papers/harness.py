@@ -7,7 +7,7 @@ three sizes run the same code. Its results are rows of a CSV file, which say how
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -316,6 +316,21 @@ class Study:
         words = ",".join(trial.words)
         named = {n: v for n, v in text.items() if v is not None}
         return {"method": trial.method, **named, "set": words, "defaults": digest(trial.method)}
+
+
+PARTS = (10, 20, 30, 40, 60, 80, 100)
+"""Percent of the rounds after which curves have points."""
+
+
+def in_parts(trial: Trial, data: Federation | None = None) -> Iterator[tuple[int, pyrofl.Run]]:
+    """Yield the fitted run after each part of the rounds, with the percentage."""
+    run, done = None, 0
+    for percent in PARTS:
+        rounds = max(1, round(percent * trial.settings.rounds / 100))
+        if rounds > done:
+            run = trial.fit(data, rounds=rounds, **({"resume_from": run} if run else {}))
+            done = rounds
+        yield percent, run
 
 
 SMOKE: dict[str, Any] = {"rounds": 2, "per_class": 12, "tested": 4, "net": "mlp:8"}

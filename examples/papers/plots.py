@@ -238,6 +238,73 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
     return with_legend(figure, grid, looks, note, title=title + some)
 
 
+def by_size(methods: Mapping[str, tuple[Any, Any]]) -> Figure:
+    """Plot the accuracy of clients against their number of rows (pFedVEM, figure 2).
+
+    Args:
+        methods: name -> (rows [clients], accuracy in percent [clients]).
+    """
+    figure, axes = style.one_panel(6.2, 4.0, None)
+    looks = styles(methods)
+    for name, (rows, accuracy) in methods.items():
+        axes.plot(rows, accuracy, "o", ms=4, alpha=0.6, color=looks[name]["color"], label=name)
+    axes.set(xlabel="training rows of the client", ylabel="accuracy (%)", xscale="log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    return with_legend(figure, [axes], title="Accuracy of clients by their number of rows")
+
+
+def densities(panels_of: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Plot kernel density estimates of log10 of positive quantities (pFedVEM, figures 10, 11).
+
+    Args:
+        panels_of: quantity -> name -> numbers [N], positive.
+    """
+    from scipy.stats import gaussian_kde
+
+    figure, grid = panels(len(panels_of), 2, 4.2, 3.2, up="density")
+    looks = styles(name for of in panels_of.values() for name in of)
+    for axes, (title, of) in zip(grid, panels_of.items(), strict=True):
+        logs = {name: np.log10(np.asarray(values)) for name, values in of.items()}
+        every = np.concatenate([*logs.values()])
+        across = np.linspace(every.min() - 0.2, every.max() + 0.2, 200)
+        for name, values in logs.items():
+            axes.plot(
+                across, gaussian_kde(values)(across), label=name, **looks[name] | {"marker": ""}
+            )
+        axes.set_xlabel(f"log10 of {title}")
+    return with_legend(figure, grid, looks, title="Distributions over the clients")
+
+
+def by_round(score: str) -> Callable[[Sequence[Mapping[str, str]], object], Figure]:
+    """Return a function that plots a score of the rows of a study against the round.
+
+    Args:
+        score: beginning of the columns of the file, such as "after" of "after_20", whose numbers
+            are percentages of the rounds.
+    """
+
+    def figure(lines: Sequence[Mapping[str, str]], _: object = None) -> Figure:
+        shown = [
+            {"method": line["row"], "seed": line["seed"], "adaptation": "none", "model": score}
+            | {"population": line["case"] or "all clients", "metric": "accuracy"}
+            | {"round": max(1, round(int(name.split("_")[1]) * rounds_of(line) / 100))}
+            | {"value": float(value)}
+            for line in lines
+            for name, value in line.items()
+            if name.startswith(f"{score}_") and value
+        ]
+        return figures.curves(shown)
+
+    return figure
+
+
+def rounds_of(line: Mapping[str, str]) -> int:
+    """Return the number of rounds of a line."""
+    words = dict(word.split("=", 1) for word in line["settings"].split())
+    return int(words["rounds"])
+
+
 def compared(*metrics: str) -> Callable[[Sequence[Mapping[str, str]], object], Figure]:
     """Return a function that plots scores of the rows of a table, in the first column of its file.
 

@@ -3,8 +3,8 @@
 Size smoke takes seconds, with small simulated data sets. Size small takes minutes on
 two cores: rows, networks and rounds are fewer than in the paper, and settings are those that
 examples/tuned.py chose, or the best of a grid on validation rows. Size paper has the paper's data,
-network, rounds, seeds and settings, for a machine with a GPU. An interrupted command resumes where
-its CSV file ends.
+network, rounds and seeds, for a machine with a GPU, and its settings where it states them; others
+come from the same tuning. An interrupted command resumes where its CSV file ends.
 
 With --estimate it times one round of each row, and prints the expected hours of all rounds and
 seeds; see cost.py.

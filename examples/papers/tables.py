@@ -7,10 +7,11 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from importlib import import_module
 from inspect import signature
+from math import log10
 from statistics import mean, stdev
 from typing import Any
 
@@ -189,6 +190,24 @@ def rounding() -> str:
         rows.append([rate, *map(spread, of), apart])
     head = [f"chunks of {size}" for size in sizes]
     return markdown(["learning rate", *head, "differences of the seeds"], rows)
+
+
+SETS = {"fashion": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+
+
+def statistics() -> str:
+    """Return the spread of pFedVEM's confidences and its deviations for each data set."""
+    lines = by(read(HERE / "pfedvem/clients.csv"), "figure")["10"]
+    rows = []
+    for data, some in by(lines, "data").items():
+        seeds = by(some, "seed").values()
+        tau = [stdev(numbers(of, "tau")) for of in seeds]
+        logs = [[log10(value) for value in numbers(of, "deviation")] for of in seeds]
+        means = [mean(numbers(of, "deviation")) for of in seeds]
+        cells = spread(tau, ".2f"), spread(means, ".2g"), spread([*map(stdev, logs)], ".2f")
+        rows.append([SETS[data], str(len(by(some, "client"))), *cells])
+    head = ["data", "clients", "sd of confidence / mean", "mean deviation"]
+    return markdown([*head, "sd of log10 deviation"], rows)
 
 
 def ablations() -> str:
@@ -371,6 +390,64 @@ def has(method: str, setting: str) -> bool:
     return own or setting != "num_particles"
 
 
+SCALE = {  # settings of a run -> their names on a page
+    "data": "data",
+    "net": "network",
+    "pixels": "pixels",
+    "per_class": "training rows of a class",
+    "clients": "clients",
+    "held_out": "held-out clients",
+    "participation": "participation",
+    "rounds": "rounds",
+    "server_data": "rows of the server",
+    "words": "training",
+}
+
+
+def scale(study: harness.Study) -> str:
+    """Return what differs between size small and size paper, the latter in parentheses."""
+    first, parts = next(iter(study.entries)), []
+    for setting, name in SCALE.items():
+        pairs = {
+            tuple(written(study, size, case, first, setting) for size in ("small", "paper")): None
+            for case, column in study.cases.items()
+            if not column.untried
+        }
+        if differ := [f"{small} ({paper})" for small, paper in pairs if small != paper]:
+            parts.append(f"{name} {', '.join(differ)}")
+    return f"Size small, with size paper in parentheses: {'; '.join(parts)}."
+
+
+def written(study: harness.Study, size: str, case: str, row: str, setting: str) -> str:
+    """Return a setting of a run as text."""
+    value = getattr(study.settings(size, case, row), setting)
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value) if value is not None else "original" if setting == "pixels" else "all"
+
+
+def without_result(study: harness.Study, run: Collection[tuple[str, str]]) -> str:
+    """Return which rows and columns of a study have no result, and why."""
+    reasons: dict[str, dict[tuple[str, ...], list[str]]] = {}
+    for case, column in study.cases.items():
+        rows = [r for r in study.entries if not study.skipped(case, r)]
+        left = tuple(row for row in rows if (case, row) not in run)
+        if left:
+            names = () if case and len(left) == len(rows) else left
+            of = reasons.setdefault(column.untried or "not run", {})
+            of.setdefault(names, []).append(case)
+    texts = []
+    for reason, of in reasons.items():
+        cells = "; ".join(
+            f"{', '.join(names)} in {'; '.join(cases)}"
+            if any(names) and any(cases)
+            else "; ".join(names or cases)
+            for names, cases in of.items()
+        )
+        texts.append(f"{cells} ({reason})")
+    return f"No result: {'; '.join(texts)}." if texts else ""
+
+
 def choice(study: harness.Study) -> str:
     """Return how the settings of a study's rows were chosen, and which are at an edge."""
     if study.grid:
@@ -420,7 +497,9 @@ def cells(paper: str) -> str:
         kept = markdown(
             [head[n] for n in of], [[row[n] for n in of] for row in rows if any(row[1:])]
         )
-        parts.append(f"{study.about}\n{lengths(study)}\n{choice(study)}\n\n{kept}")
+        notes = (study.about, scale(study), lengths(study), choice(study))
+        about = "\n".join(filter(None, (*notes, without_result(study, run))))
+        parts.append(f"{about}\n\n{kept}")
     return "\n\n".join(parts) or "No study has been run at size small."
 
 
@@ -437,6 +516,8 @@ def costs(paper: str) -> str:
             timed = "whole" if min(shares) > 99 else f"at least {min(shares):.0f}%"
             about = [settings.net, f"{settings.rounds:,}", longest["settings"].split("seeds=")[1]]
             rows.append([study.title, case, str(len(lines)), *about, hours, row, timed])
+    if not rows:
+        return "No row has been timed."
     machines = {line["machine"] for path in HERE.glob(f"{paper}/cost/*.csv") for line in read(path)}
     head = ["table or figure", "column", "rows", "network", "rounds", "seeds", "hours, all rows"]
     table = markdown([*head, "longest row, hours", "timed part of a round"], rows)
@@ -461,6 +542,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "at_chosen": at_chosen,
     "ablations": ablations,
     "rounding": rounding,
+    "statistics": statistics,
     "smallest": smallest,
     "pairs": pairs,
     "others": lambda: others("Dirichlet"),
