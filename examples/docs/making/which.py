@@ -14,7 +14,7 @@ QUESTIONS = (
         ("one posterior; full covariance", "pvi  fedep  fedlap"),
         ("one posterior, as a Markov chain", "fald"),
         ("one or few rounds; full covariance", "fisher  fola"),
-        ("a posterior for each client", "fedhb"),
+        ("a posterior for each client", "fedhb  fedwba"),
     )),
     ("rough uncertainty enough?", (
         ("clients of unequal size", "pfedvem"),
@@ -26,7 +26,6 @@ QUESTIONS = (
         ("wrong labels", "fedgvi"),
         ("one normal posterior of a network", "ivonadmm  fedivon"),
         ("scaled features or classes", "lrbpfl"),
-        ("posteriors with several modes", "fedwba"),
     )),
     ("one model for all enough?", (
         ("clients' data are similar", "fedavg"),
