@@ -24,15 +24,21 @@ seizures <- seizures ~ log_base * treatment + log_age + visit4 + (1 | subject)
 fixed <- function(s, error = 2) {
   list(estimate = as.list(s[, 1]), se = as.list(s[, error]))
 }
+# A fit is evaluated where it is first used, which gives its CPU seconds.
+seconds_of <- function(m) round(system.time(force(m))[["user.self"]], 2)
 mixed <- function(m) {
-  c(fixed(coef(summary(m))), list(sd = as.data.frame(VarCorr(m))$sdcor))
+  seconds <- seconds_of(m)
+  sd <- as.data.frame(VarCorr(m))$sdcor
+  c(fixed(coef(summary(m))), list(sd = sd, seconds = seconds))
 }
 tmb <- function(m) {
+  seconds <- seconds_of(m)
   groups <- unlist(lapply(VarCorr(m)$cond, diag))
-  c(fixed(summary(m)$coefficients$cond), list(sd = unname(sqrt(groups))))
+  c(fixed(summary(m)$coefficients$cond), list(sd = unname(sqrt(groups)), seconds = seconds))
 }
 cumulative <- function(m) {
-  c(fixed(coef(summary(m))), list(sd = sqrt(VarCorr(m)[[1]][1])))
+  seconds <- seconds_of(m)
+  c(fixed(coef(summary(m))), list(sd = sqrt(VarCorr(m)[[1]][1]), seconds = seconds))
 }
 
 nes <- partyid7 ~ real_ideo + race_adj + factor(age_discrete) + educ1 + gender + income + (1 | year)

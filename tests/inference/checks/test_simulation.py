@@ -17,6 +17,7 @@ from scipy.stats import chi2, kstest
 from torch import Generator, Tensor
 
 import pyrofl
+from pyrofl import checks
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.checks.replicas import (
     compact,
@@ -233,6 +234,20 @@ def test_truths_and_data_come_from_the_prior():
     owner = torch.tensor([0] * 8 + [1] * 5 + [2])
     assert kstest((y - theta[:, owner]).flatten().numpy(), "norm").pvalue > 0.01
     assert abs(float(torch.corrcoef(eta.T)[0, 1])) < 4 / math.sqrt(2000)
+
+
+def test_functions_of_shared_sites_have_one_rank_in_a_replication():
+    def doubled(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            double = pyro.deterministic("double", 2 * mu)
+            with batch.rows():
+                pyro.sample("y", dist.Normal(double, 1.0), obs=batch.y)
+
+    method = pvi.hierarchical(doubled, template(), shared="mu")
+    ranks = checks.sbc(method, template(), rounds=1, replications=40, draws=19).ranks
+    assert ranks["double"].dims == ("replication",)
+    np.testing.assert_array_equal(ranks["double"], ranks["mu"])
 
 
 def test_replications_neither_share_noise_nor_truth():
