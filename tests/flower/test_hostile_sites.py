@@ -77,7 +77,7 @@ HELLO: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("kind", HELLO)
 def test_a_hostile_introduction_is_refused(kind, tmp_path):
     change, told = HELLO[kind]
-    with pytest.raises(Stopped, match=r"2 sites are there .+ \(hospital_1, hospital_2\); exp"):
+    with pytest.raises(Stopped, match=r"2 of 3 sites are there .+ \(hospital_1, hospital_2\); exp"):
         studied(tmp_path, on_the_way("hello", change))
     project = tmp_path / "again"
     project.mkdir()

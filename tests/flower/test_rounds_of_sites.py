@@ -131,7 +131,7 @@ def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
         assert len(store.run.history) == len({tuple(row.items())[:5] for row in store.run.history})
         assert store.scores
     with pytest.raises(
-        ValueError, match=r"holds a run of 3 sites .+; expected 3 sites, or another"
+        ValueError, match=r"holds a run of 3 sites .+; expected these, or another"
     ):
         coordinate(project, tmp_path / "out", transport, ServerSettings(2, 2, 0.0), lambda _: None)
 
@@ -160,14 +160,14 @@ def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
     _, said = without(project, transport, tmp_path, [])
     told = "hospital_2 is refused: a second node has this name, and the first is still there"
     assert said.count(told) == 1
-    assert said.count("hospital_2 is there: 1 clients, 52 training rows") == 2
+    assert said.count("hospital_2 is there: 1 client, 52 training rows") == 2
 
 
 def test_a_site_takes_part_with_its_own_key_alone(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
     whose = {10: "hospital_1", 11: "hospital_3"}
     said: list[str] = []
-    with pytest.raises(Stopped, match=r"1 sites are there .+ \(hospital_1\); expected 3"):
+    with pytest.raises(Stopped, match=r"1 of 3 sites are there .+ \(hospital_1\); expected all"):
         coordinate(
             project,
             tmp_path / "out",
@@ -259,7 +259,7 @@ def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, 
         hospitals.changed(tmp_path / "other", **change)
         transport.sites[12]["project"] = str(tmp_path / "other")
     said: list[str] = []
-    with pytest.raises(Stopped, match=r"2 sites are there .+, hospital_2\); expected 3"):
+    with pytest.raises(Stopped, match=r"2 of 3 sites are there .+, hospital_2\); expected all"):
         coordinate(project, tmp_path / "out", transport, SOON, said.append)
     assert (
         len([line for line in said if line.startswith("hospital_3 is refused: ") and told in line])
@@ -369,7 +369,7 @@ def test_a_site_that_is_slow_to_start_is_waited_for(tmp_path):
         return {} if is_greeting and timeout < 300 else replies
 
     transport.exchange = slow
-    with pytest.raises(Stopped, match=r"0 sites are there after 0 s \(none\)"):
+    with pytest.raises(Stopped, match=r"0 of 3 sites are there after 0 s \(none\)"):
         coordinate(project, tmp_path / "out", transport, ServerSettings(3, 3, 0.0), said.append)
     assert any("3 of 3 connected nodes have not introduced their sites within" in s for s in said)
     coordinate(project, tmp_path / "out", transport, ServerSettings(3, 3, 300.0), said.append)
