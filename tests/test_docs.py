@@ -130,7 +130,12 @@ def few(monkeypatch):
     monkeypatch.setattr(corrected, "MIN_SHARED_DRAWS", 40)
     monkeypatch.setattr(importance_sampling, "PILOT_DRAWS_PER_ENTRY", 10)
     monkeypatch.setattr(importance_sampling, "MAX_TRIED", 40)
-    for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
+    for name, value in {
+        "NUM_METRIC_UPDATES": 1,
+        "ITERATIONS_PER_UPDATE": 4,
+        "DRAWS_PER_CHAIN": 4,
+        "THINNING": 1,
+    }.items():
         monkeypatch.setattr(sampler, name, value)
     monkeypatch.setattr(pvi, "DEFAULT_NUM_PARTICLES", 2)
 

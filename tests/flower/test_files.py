@@ -37,7 +37,7 @@ from pyrofl.tensors import role
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Shorten the server's chains."""
-    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+    for name, value in {"NUM_METRIC_UPDATES": 1, "THINNING": 1}.items():
         monkeypatch.setattr(hmc, name, value)
 
 

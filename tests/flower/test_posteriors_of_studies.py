@@ -28,7 +28,7 @@ SOON = ServerSettings(3, 2, 0.0)
 @pytest.fixture(autouse=True)
 def short(monkeypatch, request):
     """Shorten the server's chains, except those whose draws are to be exact."""
-    settings = {} if "schools" in request.node.name else {"WINDOWS": 1, "THINNING": 1}
+    settings = {} if "schools" in request.node.name else {"NUM_METRIC_UPDATES": 1, "THINNING": 1}
     for setting, value in settings.items():
         monkeypatch.setattr(sampler, setting, value)
 

@@ -130,9 +130,7 @@ def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
         assert {row["round"] for row in store.run.history} == {1, 2, 3}
         assert len(store.run.history) == len({tuple(row.items())[:5] for row in store.run.history})
         assert store.scores
-    with pytest.raises(
-        ValueError, match=r"holds a run of 3 sites .+; expected these, or another"
-    ):
+    with pytest.raises(ValueError, match=r"holds a run of 3 sites .+; expected these, or another"):
         coordinate(project, tmp_path / "out", transport, ServerSettings(2, 2, 0.0), lambda _: None)
 
 

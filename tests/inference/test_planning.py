@@ -24,7 +24,11 @@ SIZES = (3, 1, 9, 4)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains."""
-    for name, value in {"WINDOWS": 1, "WARM": 10, "THINNING": 1}.items():
+    for name, value in {
+        "NUM_METRIC_UPDATES": 1,
+        "ITERATIONS_PER_UPDATE": 10,
+        "THINNING": 1,
+    }.items():
         monkeypatch.setattr(sampler, name, value)
 
 

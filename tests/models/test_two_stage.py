@@ -108,7 +108,7 @@ def assert_near(
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the chains, where their draws do not matter."""
-    for name, value in {"WINDOWS": 1, "WARM": 2, "THINNING": 1}.items():
+    for name, value in {"NUM_METRIC_UPDATES": 1, "ITERATIONS_PER_UPDATE": 2, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
 
 

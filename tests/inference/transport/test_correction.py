@@ -37,7 +37,7 @@ ALONE = {name: (name,) for name in "abcdefg"}
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains."""
-    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+    for name, value in {"NUM_METRIC_UPDATES": 1, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
 
 

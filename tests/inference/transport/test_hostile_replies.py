@@ -359,7 +359,7 @@ def test_rows_of_training_are_those_that_the_server_knows():
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains."""
-    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+    for name, value in {"NUM_METRIC_UPDATES": 1, "THINNING": 1}.items():
         monkeypatch.setattr(sampler, name, value)
 
 

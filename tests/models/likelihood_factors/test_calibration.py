@@ -21,7 +21,7 @@ ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0)  # as of the eight schools
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains: 256 chains mix in 40 iterations for these programs."""
-    for name, value in {"WINDOWS": 2, "THINNING": 1, "KEPT": 10}.items():
+    for name, value in {"NUM_METRIC_UPDATES": 2, "THINNING": 1, "DRAWS_PER_CHAIN": 10}.items():
         monkeypatch.setattr(sampler, name, value)
 
 

@@ -156,7 +156,12 @@ def three_effects(received, local, batch):
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains, where their draws do not matter."""
-    for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
+    for name, value in {
+        "NUM_METRIC_UPDATES": 1,
+        "ITERATIONS_PER_UPDATE": 4,
+        "DRAWS_PER_CHAIN": 4,
+        "THINNING": 1,
+    }.items():
         monkeypatch.setattr(sampler, name, value)
 
 

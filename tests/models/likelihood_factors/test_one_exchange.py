@@ -35,7 +35,12 @@ TAU, SIGMA = 0.8, 0.6
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains, whose draws these tests do not need."""
-    for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
+    for name, value in {
+        "NUM_METRIC_UPDATES": 1,
+        "ITERATIONS_PER_UPDATE": 4,
+        "DRAWS_PER_CHAIN": 4,
+        "THINNING": 1,
+    }.items():
         monkeypatch.setattr(sampler, name, value)
 
 

@@ -34,7 +34,12 @@ LEVELS = 3
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the server's chains."""
-    for name, value in {"WINDOWS": 1, "WARM": 10, "KEPT": 10, "THINNING": 1}.items():
+    for name, value in {
+        "NUM_METRIC_UPDATES": 1,
+        "ITERATIONS_PER_UPDATE": 10,
+        "DRAWS_PER_CHAIN": 10,
+        "THINNING": 1,
+    }.items():
         monkeypatch.setattr(sampler, name, value)
 
 

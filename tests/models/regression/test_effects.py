@@ -327,7 +327,12 @@ KEPT = ("gaussian", "zero_inflated_poisson", "gamma", "cumulative", "cox")  # of
 
 @pytest.mark.parametrize("family", promises.others_slow(FAMILIES, KEPT))
 def test_every_family_predicts(family, monkeypatch):
-    for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
+    for name, value in {
+        "NUM_METRIC_UPDATES": 1,
+        "ITERATIONS_PER_UPDATE": 4,
+        "DRAWS_PER_CHAIN": 4,
+        "THINNING": 1,
+    }.items():
         monkeypatch.setattr(sampler, name, value)
     monkeypatch.setattr(corrected, "MIN_SHARED_DRAWS", 40)
     monkeypatch.setattr(importance_sampling, "PILOT_DRAWS_PER_ENTRY", 10)

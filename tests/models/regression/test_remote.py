@@ -94,7 +94,7 @@ def test_what_clients_receive_names_no_other_client_and_no_level_of_a_nested_gro
 
 @pytest.mark.parametrize(("formula", "how"), [LOGISTIC, LINEAR], ids=["logistic", "linear"])
 def test_the_posterior_is_that_of_one_process(formula, how, monkeypatch):
-    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+    for name, value in {"NUM_METRIC_UPDATES": 1, "THINNING": 1}.items():
         monkeypatch.setattr(hmc, name, value)
     agreement, sites = agreed(hospitals(), formula, **how)
     plans, rounds = agreement.configure_describe(), 2
