@@ -183,7 +183,7 @@ STUDIES: dict[str, Study] = {
                 "personal_30",
                 paper="figure",
             )
-            for case in ("50 clients", "100 clients")
+            for case in ("100 clients",)
             for name in ("FedPer", "FedRep", "pFedMe")
         ),
     ),
