@@ -122,8 +122,8 @@ STUDIES: dict[str, Study] = {
         cases={name: HETEROGENEITY[name] for name in (TEN, HUNDRED)} | HETEROGENEITY,
         entries=BASELINES | {n: e for n, e in PLAIN.items() if n != "FedAvg"} | METAVD,
         claims=(
-            *(better(name, TEN, "test") for name in X if name != "Reptile"),
-            *(better(name, TEN) for name in X if name != "Reptile"),
+            *(better(name, TEN, "test") for name in X),
+            *(better(name, TEN) for name in X),
             better("Reptile", HUNDRED),
             better("Reptile", HUNDRED, "ood_ece", -1),
             better("Reptile", HUNDRED, "ood_mce", -1),
