@@ -181,6 +181,11 @@ def _refuse_blocks(design: Design, family: str) -> None:
                     f"{block.labels[0]} would let thresholds of family {family} cross, with "
                     "negative probabilities; expected family sratio or acat"
                 )
+            if name == "cs" and block.labels[0][3:-1] in columns.labels:
+                raise ValueError(
+                    f"{block.labels[0]} and {block.labels[0][3:-1]} are both terms, which only "
+                    f"priors would separate; expected {block.labels[0]} alone"
+                )
             if design.family.kind == "categorical":
                 cure = "C(x)" if name == "mo" else "bs()"
                 kind = "smooth functions" if name == "s" else f"{name}()"

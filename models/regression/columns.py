@@ -192,6 +192,8 @@ class Columns:
         key = str(call)
         if key not in self._known:
             try:
+                if name in STANDING and call.args and not re.search("[A-Za-z_]", str(call.args[0])):
+                    raise ValueError(f"it has no variable; expected one, such as {name}(x)")
                 self._known[key] = make(call)
             except Exception as error:
                 raise ValueError(f"{key} cannot be evaluated: {_line(error)}") from error

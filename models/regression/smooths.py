@@ -144,10 +144,18 @@ class Process:
         Raises:
             ValueError: if the range is empty, or the number of sines or the margin is invalid.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or not MIN_DF <= k <= MAX_SINES:
-            raise ValueError(f"k is {k!r}; expected a whole number from {MIN_DF} to {MAX_SINES}")
-        if isinstance(c, bool) or not MIN_MARGIN <= c <= MAX_MARGIN:
-            raise ValueError(f"c is {c!r}; expected a number from {MIN_MARGIN} to {MAX_MARGIN}")
+        for name, value, kind, low_end, high_end in (
+            ("k", k, int, MIN_DF, MAX_SINES),
+            ("c", c, int | float, MIN_MARGIN, MAX_MARGIN),
+        ):
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if is_number and low_end <= value <= high_end:
+                continue
+            is_plain = isinstance(value, int | float | str)
+            raise ValueError(
+                f"{name} is {repr(value) if is_plain else f'a {type(value).__name__}'}; expected "
+                f"a {'whole ' * (kind is int)}number from {low_end} to {high_end}"
+            )
         _refuse_constant(low, high)
         self.middle, self.half = (low + high) / 2, (high - low) / 2
         self.edge = c * self.half

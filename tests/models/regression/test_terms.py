@@ -189,7 +189,10 @@ def test_survival_of_a_gamma_variable_and_its_derivatives(ratio):
         ("y ~ gp(c)", {}, r"gp\(c\) cannot be evaluated: all values are 3; expected a variable"),
         ("y ~ gp(z, k=3)", {}, r"k is 3; expected a whole number from 5 to 100"),
         ("y ~ gp(z, c=1)", {}, r"c is 1; expected a number from 1.2 to 10"),
-        ("y ~ gp(x, z)", {}, r"gp\(x, z\) cannot be evaluated: k is "),
+        ("y ~ gp(x, z)", {}, r"gp\(x, z\) cannot be evaluated: k is a Series; expected"),
+        ("y ~ gp(z, c='a')", {}, r"c is 'a'; expected a number from 1.2 to 10"),
+        ("g ~ cs(1)", {"family": "acat"}, r"it has no variable; expected one, such as cs\(x\)"),
+        ("g ~ cs(x) + x", {"family": "acat"}, r"cs\(x\) and x are both terms, which only priors"),
         ("y ~ gp(z, by=x)", {}, r"got an unexpected keyword argument 'by'"),
         ("y ~ gp(z) + gp(z, k=9)", {}, r"has two terms gp\(\) of z; expected one"),
         (
