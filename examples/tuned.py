@@ -10,6 +10,7 @@ Run: python examples/tuned.py [--data npz:fashion_mnist.npz] [--quick] [--out FO
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -144,6 +145,16 @@ def best_first(scores):
     )
 
 
+def refuse_other_data():
+    """Exit if the tables are of another data set than --data; files are compared by name."""
+    path = (args.tables or args.out) / "budget.csv"
+    commands = pd.read_csv(path)["command"] if path.exists() else []
+    stored = {re.search(r" --data (\S+)", line)[1] for line in commands}
+    if {re.split("[:/]", name)[-1] for name in stored} - {re.split("[:/]", args.data)[-1]}:
+        sys.exit(f"{path} is of --data {', '.join(stored)}; expected that, or another --tables")
+
+
+refuse_other_data()
 begun = perf_counter()
 for method in args.methods:
     folder = args.out / method
