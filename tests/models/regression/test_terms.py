@@ -259,3 +259,29 @@ def test_categories_of_sratio_have_the_probabilities_of_their_draws():
     np.testing.assert_allclose(
         predicted.to_numpy(dtype=float)[0], expected, atol=6 * 0.1 / 2000**0.5
     )
+
+
+def test_censored_gamma_times_have_the_posterior_of_a_grid():
+    """Within 0.1 standard deviations; the sum over a grid is exact to 1e-3 of them."""
+    tables = frames()
+    method = regression("censored(t, died) ~ 1", tables, family="gamma")
+    run = pyrofl.fit(method, federations.from_frames(tables), progress=False)
+    drawn = run.to_arviz(draws=4000)["posterior"]
+    pooled = pd.concat(tables.values())
+    time, is_event = pooled["t"].to_numpy(), pooled["died"].to_numpy() == 1
+    eta, shape = np.linspace(0, 3, 121), np.linspace(0.4, 4, 121)
+    a, b = np.meshgrid(shape, eta)
+    rate = a / np.exp(b)
+    log_p = np.log(stats.gamma(2, scale=10).pdf(a)) + stats.norm(0, 2.5).logpdf(
+        b - np.log(time.mean())
+    )
+    for t, seen in zip(time, is_event, strict=True):
+        law = stats.gamma(a, scale=1 / rate)
+        log_p += law.logpdf(t) if seen else law.logsf(t)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    for name, values in (("Intercept", b), ("shape", a)):
+        mean = (p * values).sum()
+        sd = ((p * (values - mean) ** 2).sum()) ** 0.5
+        assert float(drawn[name].mean()) == pytest.approx(mean, abs=0.1 * sd)
+        assert float(drawn[name].std()) == pytest.approx(sd, rel=0.1)
