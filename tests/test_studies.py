@@ -492,3 +492,9 @@ def test_parts_of_a_run_are_those_of_a_whole_run(folder: Path):
     assert [run.state.number for run in parts.values()] == [1] * 5 + [2] * 2
     whole = trial.fit().state.server
     assert all(value.equal(whole[name]) for name, value in parts[100].state.server.items())
+
+
+def test_a_file_that_leaves_out_the_rounds_has_the_usual_number():
+    rounds_of = import_module("plots").rounds_of
+    assert rounds_of({"settings": "data=digits"}) == harness.Settings().rounds
+    assert rounds_of({"settings": "data=digits rounds=15"}) == 15

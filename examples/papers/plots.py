@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["after_epochs", "alphas", "confidence_histogram", "distance", "histograms", "simplex"]
 
 COLUMNS = 4  # of panels
+USUAL_ROUNDS = 10  # of harness.Settings, which a file leaves out
 SCORES = {"test": "training clients", "ood": "held-out clients"}  # column of a file -> its label
 TINIEST = np.finfo(float).tiny  # positive number
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
@@ -302,7 +303,7 @@ def by_round(score: str) -> Callable[[Sequence[Mapping[str, str]], object], Figu
 def rounds_of(line: Mapping[str, str]) -> int:
     """Return the number of rounds of a line."""
     words = dict(word.split("=", 1) for word in line["settings"].split())
-    return int(words["rounds"])
+    return int(words.get("rounds", USUAL_ROUNDS))
 
 
 def compared(*metrics: str) -> Callable[[Sequence[Mapping[str, str]], object], Figure]:
