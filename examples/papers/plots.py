@@ -21,7 +21,11 @@ __all__ = ["after_epochs", "alphas", "confidence_histogram", "distance", "histog
 
 COLUMNS = 4  # of panels
 USUAL_ROUNDS = 10  # of harness.Settings, which a file leaves out
-SCORES = {"test": "training clients", "ood": "held-out clients"}  # column of a file -> its label
+SCORES = {  # column of a file -> its label
+    "test": "training clients",
+    "ood": "held-out clients",
+    "after": "after fine-tuning",
+}
 TINIEST = np.finfo(float).tiny  # positive number
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
@@ -287,7 +291,8 @@ def by_round(score: str) -> Callable[[Sequence[Mapping[str, str]], object], Figu
 
     def figure(lines: Sequence[Mapping[str, str]], _: object = None) -> Figure:
         shown = [
-            {"method": line["row"], "seed": line["seed"], "adaptation": "none", "model": score}
+            {"method": line["row"], "seed": line["seed"], "adaptation": "none"}
+            | {"model": SCORES.get(score, score)}
             | {"population": line["case"] or "all clients", "metric": "accuracy"}
             | {"round": max(1, round(int(name.split("_")[1]) * rounds_of(line) / 100))}
             | {"value": float(value)}
