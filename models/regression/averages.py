@@ -205,8 +205,8 @@ def r2(fitted: Any, *, prob: ProperShare = 0.95, draws: Count | None = None) -> 
         weights = tensor(design.response_column("weights", frame))
         count += float(weights.sum())
         for rows, some in _pieces(method, drawn, frame, name, "client"):
-            mean = _expected(rows, len(some))
-            variance = rows.response.variance[:, 0].expand(mean.shape)  # [S, N]
+            mean = _expected(rows)
+            variance = rows.response.variance[:, 0]  # [S, N]
             weight = weights[some.start : some.stop]
             first = first + mean @ weight
             square = square + mean.square() @ weight
@@ -256,13 +256,11 @@ def row_draws(
     parts: dict[str, list[Tensor]] = {"linpred": [], "epred": [], name: []}
     for site, frame in frames.items():
         rng = stream(drawn.seed, Stream.ROWS, site)
-        for piece, some in _pieces(method, drawn, frame, site, "client"):
-            epred = _expected(piece, len(some))
-            parts["linpred"].append(piece.eta[:, 0].expand(epred.shape))
-            parts["epred"].append(epred)
-            shape = torch.Size([len(epred), 1, len(some)])
+        for piece, _ in _pieces(method, drawn, frame, site, "client"):
+            parts["linpred"].append(piece.eta[:, 0])
+            parts["epred"].append(_expected(piece))
             with lent(rng):
-                parts[name].append(piece.response.expand(shape).sample()[:, 0])
+                parts[name].append(piece.response.sample()[:, 0])
     values = {n: torch.cat(value, -1)[None] for n, value in parts.items()}  # [1, S, N]
     owners = [site for site, frame in frames.items() for _ in range(len(frame))]
     axes = dict.fromkeys((f"predictions/{n}" for n in values), ("chain", "draw", "row"))
@@ -309,14 +307,13 @@ def _pieces(
         )
 
 
-def _expected(rows: RowPredictors, count: int) -> Tensor:
+def _expected(rows: RowPredictors) -> Tensor:
     """Return expected responses [S, N], or probabilities of the second of two classes."""
     if isinstance(rows.response, AsymmetricLaplace):  # its location is a quantile
         expected: Tensor = rows.response.mean[:, 0]
-        return expected.expand(len(expected), count)
+        return expected
     mean = mean_of_rows(rows)
-    mean = mean[..., 1] if mean.dim() > 2 else mean
-    return mean.expand(len(mean), count)
+    return mean[..., 1] if mean.dim() > 2 else mean
 
 
 def _sum(
@@ -331,5 +328,5 @@ def _sum(
     weights = method.design.response_column("weights", frame) if weights is None else weights
     total = torch.zeros(())
     for rows, some in _pieces(method, drawn, frame, client, effects):
-        total = total + _expected(rows, len(some)) @ tensor(weights[some.start : some.stop])
+        total = total + _expected(rows) @ tensor(weights[some.start : some.stop])
     return total

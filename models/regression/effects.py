@@ -33,6 +33,7 @@ from pyrofl.models.regression.priors import of
 from pyrofl.models.regression.program import coefficients
 from pyrofl.models.regression.ratio_figures import caterpillar, funnel
 from pyrofl.models.regression.result_tables import interval_table, ratio_table
+from pyrofl.models.regression.smooths import CategorySpecific
 from pyrofl.models.regression.survival_curves import restricted_mean, survival
 
 __all__ = [
@@ -315,8 +316,7 @@ def conditional(
     grid = pd.MultiIndex.from_product(values.values(), names=shown).to_frame(index=False)
     frame = read_table(design, grid.assign(**fixed), client or NEW)
     rows = run_program(method, drawn, frame, client or NEW, "client" if client else "none")
-    mean = mean_of_rows(rows)
-    mean = mean.expand(len(mean), len(grid), *mean.shape[2:])  # [S, N] or [S, N, K]
+    mean = mean_of_rows(rows)  # [S, N] or [S, N, K]
     response = design.formula.response
     if mean.dim() > 2 and mean.shape[-1] == 2:
         mean = mean[..., 1]
@@ -391,6 +391,10 @@ def coefficient_draws(
         else:
             value = drawn.sites[of("b", parameter)]
             draws_by_name |= each(term, value[..., coefs.normal.index(term)])
+    for name, block in design.predictors[parameter].blocks.items():
+        if isinstance(block.transform, CategorySpecific):
+            steps = enumerate(drawn.sites[name].unbind(-1))
+            draws_by_name |= {f"{name}[{step}]": value for step, value in steps}
     return draws_by_name
 
 

@@ -260,9 +260,11 @@ def run_program(
         pyro.plate(DRAWS_PLATE, count, dim=-3),
     ):
         nodes = poutine.trace(program).get_trace({}, {}, batch).nodes
-    eta = nodes["eta"]["value"]
-    response = [s["fn"] for s in nodes.values() if s["type"] == "sample" and _of_rows(s)]
-    return RowPredictors(eta, response[0] if response else None)
+    # Offsets, or thresholds alone, have no draws of a linear predictor, or one for all rows.
+    eta, shape = nodes["eta"]["value"], torch.Size([count, 1, rows])
+    responses = [s["fn"] for s in nodes.values() if s["type"] == "sample" and _of_rows(s)]
+    response = responses[0].expand(shape) if responses else None
+    return RowPredictors(eta.expand(*shape, *eta.shape[3:]), response)
 
 
 def derived_sites(program: Any, design: Design, shared: Tensors) -> Tensors:
@@ -447,7 +449,6 @@ def _of_client(
         some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
         rows = run_program(method, drawn, some, client)
         _refuse_negative_rates(rows.response)
-        fn = rows.response.expand(torch.Size([len(rows.eta), 1, len(some)]))
-        parts.append(predictive_values(iter([fn]), len(some), len(rows.eta), rng))
+        parts.append(predictive_values(iter([rows.response]), len(some), len(rows.eta), rng))
     mean = torch.cat([part for part, _ in parts])
     return mean, {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]}

@@ -205,7 +205,7 @@ def _of_block(
         site, place = of(name, parameter), columns.labels.index(block.labels[0])
         deviation = float(np.sqrt(moments[predictor_of(parameter)][1][place])) or 1.0
         usual = f"dist.Normal(0.0, {_short(COEFFICIENT_SCALE * scale / deviation)})"
-        return {site: _chosen(usual, user_priors, site)}
+        return {site: _chosen(usual, user_priors, site, of("b", parameter))}
     site = of(f"sd_{name}", parameter)
     usual = f"dist.HalfNormal({_short(COEFFICIENT_SCALE * scale)})"
     priors = {site: _chosen(usual, user_priors, site, "sd")}

@@ -140,8 +140,8 @@ def restricted_mean(
 class _Law:
     """Survival curves of rows from their distribution at posterior draws."""
 
-    def __init__(self, law: Any, shape: tuple[int, int]) -> None:
-        self.law = law.expand(torch.Size([shape[0], 1, shape[1]]))
+    def __init__(self, law: Any) -> None:
+        self.law = law
 
     def at(self, times: Tensor) -> Tensor:
         """Return survival probabilities [S, N, T]."""
@@ -240,12 +240,11 @@ def _curves(
     for begin in range(0, len(frame), ROWS_AT_ONCE):
         some = frame.iloc[begin : begin + ROWS_AT_ONCE].reset_index(drop=True)
         rows = run_program(method, drawn, some, client)
-        count = len(next(iter(drawn.sites.values())))
         if baseline is None:
-            yield _Law(rows.response, (count, len(some)))
+            yield _Law(rows.response)
         else:
             times, hazard, last = baseline
-            yield _CoxCurve(times, hazard, rows.eta[:, 0].exp().expand(count, len(some)), last)
+            yield _CoxCurve(times, hazard, rows.eta[:, 0].exp(), last)
 
 
 def _baseline(method: Any, drawn: RegressionDraws, client: str) -> tuple[Tensor, Tensor, float]:

@@ -14,6 +14,7 @@ pytest.importorskip("formulae")
 import pyrofl
 from pyrofl import effects, federations
 from pyrofl.models.regression.distributions import adjacent, stopping
+from pyrofl.models.regression.prediction import posterior_draws
 from pyrofl.models.regression.smooths import Monotonic, Process, process_scale
 from pyrofl.models.regression.survival import log_gamma_survival
 
@@ -285,3 +286,62 @@ def test_censored_gamma_times_have_the_posterior_of_a_grid():
         sd = ((p * (values - mean) ** 2).sum()) ** 0.5
         assert float(drawn[name].mean()) == pytest.approx(mean, abs=0.1 * sd)
         assert float(drawn[name].std()) == pytest.approx(sd, rel=0.1)
+
+
+def probabilities_of(family, odds):
+    """Return probabilities [S, K] from the log odds of stopping, or of the lower neighbor."""
+    if family == "acat":
+        return special.softmax(np.column_stack([np.zeros(len(odds)), -odds.cumsum(1)]), 1)
+    stops = np.column_stack([special.expit(odds), np.ones(len(odds))])
+    return stops * np.column_stack([np.ones(len(odds)), np.cumprod(special.expit(-odds), 1)])
+
+
+@pytest.mark.filterwarnings("ignore:estimates of")  # of two rounds
+@pytest.mark.parametrize("family", ["sratio", "acat"])
+@pytest.mark.parametrize("right", ["cs(x)", "1"])
+def test_rows_without_a_drawn_predictor_have_the_probabilities_of_all_draws(right, family):
+    tables = federations.from_frames(frames())
+    method = pyrofl.regression(f"g ~ {right}", tables, family=family)
+    run = pyrofl.fit(method, tables, rounds=2, progress=False)
+    sites = posterior_draws(run).sites
+    slopes = sites["cs_x"].numpy() if "cs" in right else 0.0
+    for client, cells in ((None, [2]), ("h0", [1, 3])):
+        predicted = run.predict({"x": cells}, client).frame().filter(like="p(").to_numpy(float)
+        cuts = sites["cutpoints"].numpy()
+        each = [probabilities_of(family, cuts - slopes * x).mean(0) for x in cells]
+        np.testing.assert_allclose(predicted, each, rtol=1e-6)
+    if right == "1":
+        return
+    table = effects.ratios(run)
+    assert table.index.name == "odds ratio"
+    assert table.index.tolist() == ["cs_x[0]", "cs_x[1]", "cs_x[2]"]
+    np.testing.assert_allclose(table["median"], np.median(np.exp(slopes), 0), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:estimates of")
+def test_rows_whose_location_is_known_have_draws_of_the_other_parameters():
+    tables = federations.from_frames(frames())
+    method = pyrofl.regression({"y": "y ~ 0 + offset(z)", "sigma": "~ x"}, tables)
+    run = pyrofl.fit(method, tables, rounds=2, progress=False)
+    mean, sd = run.predict({"z": [4.0], "x": [2.0]}, None).frame()[["mean", "sd"]].to_numpy()[0]
+    sites = posterior_draws(run).sites
+    sigma = np.exp(sites["Intercept_sigma"].numpy() + 2.0 * sites["b_sigma"].numpy()[:, 0])
+    square = (sigma**2).mean()
+    assert mean == pytest.approx(4.0, abs=6 * (square / len(sigma)) ** 0.5)
+    assert sd == pytest.approx(square**0.5, rel=6 / (2 * len(sigma)) ** 0.5)
+    linpred = effects.row_draws(run, {"z": [4.0, 5.0], "x": [2.0, 2.0]})["predictions"]["linpred"]
+    assert linpred.shape == (1, 2000, 2)
+    assert (linpred.values == [4.0, 5.0]).all()
+
+
+@pytest.mark.parametrize(
+    ("priors", "code"),
+    [
+        ({"b": dist.Normal(0.0, 0.5)}, "Normal(loc=0.0, scale=0.5)"),
+        ({"b": dist.Normal(0.0, 0.5), "cs_x": dist.StudentT(3.0, 0.0, 1.0)}, "StudentT(df=3.0, "),
+    ],
+)
+def test_a_prior_of_all_coefficients_is_also_that_of_each_threshold(priors, code):
+    method = regression("g ~ cs(x) + z", family="sratio", priors=priors)
+    assert f"cs_x ~ {code}" in method.priors()
+    assert "b[z] ~ Normal(loc=0.0, scale=0.5)" in method.priors()
