@@ -48,8 +48,8 @@ from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
 CLIENT_FILE = "private.safetensors"
-# Files of the folder; others refuse it.
-STATE_FILES = rf"{CLIENT_FILE}|{weighing.WEIGHING_FILE}|.*\.nc"
+# Files of the folder, with the results that a site has after its study; others refuse it.
+STATE_FILES = rf"{CLIENT_FILE}|{weighing.WEIGHING_FILE}|.*\.nc|plan\.json|report\.html"
 
 
 def _losses(report: Tensors) -> Tensors:

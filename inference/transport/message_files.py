@@ -149,6 +149,14 @@ def read_public_key(path: str | Path) -> Any:
     return _ecdsa(path, serialization.load_ssh_public_key, "PublicKey")
 
 
+def fingerprint(key: Any) -> str:
+    """Return the fingerprint of a public key, as `ssh-keygen -l` prints it."""
+    serialization = _cryptography("hazmat.primitives.serialization")
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    content = base64.b64decode(key.public_bytes(*form).split()[1])
+    return f"SHA256:{base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip('=')}"
+
+
 def _ecdsa(path: str | Path, load: Any, kind: str) -> Any:
     """Return the ECDSA key of a file; raise ValueError if there is none."""
     ec = _cryptography("hazmat.primitives.asymmetric.ec")

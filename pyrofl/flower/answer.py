@@ -31,6 +31,7 @@ from pyrofl.flower.site import (
 from pyrofl.inference.transport.message_checks import Flat, one_line
 from pyrofl.inference.transport.message_files import (
     Message,
+    fingerprint,
     read_message,
     read_private_key,
     read_public_key,
@@ -39,7 +40,7 @@ from pyrofl.inference.transport.message_files import (
 from pyrofl.inference.transport.records import Records
 from pyrofl.nouns import nouns
 
-ANSWERED_FILE = "answered.json"  # study, rows and last request that a site has answered
+ANSWERED_FILE = "answered.json"  # study, rows, keys and last request that a site has answered
 ASKS = {
     GREETING: "names of {clients} and their numbers of training rows",
     SUMMARY_REQUEST: "summaries of the columns of the formula",
@@ -58,6 +59,7 @@ def answer(args: Namespace) -> None:
 
     request = received(args)
     key, state = read_private_key(args.key), Path(args.state).absolute()
+    refuse_no_state(state, request, args.rejoin)
     site, project, rows, rules = site_settings(args)
     show(asked(request))
     if args.show or GREETING in request.records:
@@ -68,7 +70,8 @@ def answer(args: Namespace) -> None:
     refuse_place(path, request, key)
     prepare(state, overwrite=True)
     with lock_folder(state), site_log(state) as log:
-        about = refuse_other_study(state, request, args.data, project)
+        keys = {"key": key.public_key(), "server-key": read_public_key(args.server_key)}
+        about = refuse_other_study(state, request, args.data, project, keys)
         try:
             replies = reply(site, request.records, log)
         except Exception as error:
@@ -163,18 +166,32 @@ def refuse_place(path: Path, request: Message, key: Any) -> None:
         raise ValueError(f"{path} {kind}; expected a file such as {reply_name(request)} (--out)")
 
 
+def refuse_no_state(state: Path, request: Message, rejoin: bool) -> None:
+    """Raise ValueError if a site lost the state of its earlier replies, with which rows compare.
+
+    A greeting begins a state: it is the first request, or the first after `--ask-again`.
+    """
+    if rejoin or GREETING in request.records or (state / ANSWERED_FILE).exists():
+        return
+    raise ValueError(
+        f"{state} has no state for request {request.number}; expected the --state of request "
+        f"{request.number - 1}, or --rejoin, by which the {nouns().site} returns as a new client"
+    )
+
+
 def refuse_other_study(
-    state: Path, request: Message, data: str, project: Project
+    state: Path, request: Message, data: str, project: Project, keys: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return study, rows, project and number of a request, to be stored with its reply.
+    """Return study, rows, keys, project and number of a request, to be stored with its reply.
 
     Raises:
         ValueError: if a site has answered a later request, or one of another study, with other
-            rows or by another project.
+            rows, keys or by another project.
     """
     file, digest = state / ANSWERED_FILE, hashlib.sha256(Path(data).read_bytes()).hexdigest()
     now: Flat = {"study": request.study, "rows": digest, "number": request.number}
     now |= {"request": request.id, "project": json.dumps(project.agreed, sort_keys=True)}
+    now |= {option: fingerprint(key) for option, key in keys.items()}
     if not file.exists():
         return now
     before = read_own_json(file)
@@ -189,6 +206,12 @@ def refuse_other_study(
             f"request {now['number']} came after request {last[0]}, which is answered; expected a "
             "later one, or that one again"
         )
+    for option in keys:
+        if before.get(option, now[option]) != now[option]:
+            raise ValueError(
+                f"--{option} is {now[option]}; expected the key of the first reply, "
+                f"{before[option]}"
+            )
     if before["rows"] != now["rows"]:
         raise ValueError(
             f"{data} has changed since request {last[0]}; expected the same rows in all rounds "

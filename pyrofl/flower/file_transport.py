@@ -20,6 +20,7 @@ from pyrofl.inference.transport.correction import RepliesNeeded
 from pyrofl.inference.transport.message_checks import one_line
 from pyrofl.inference.transport.message_files import (
     Message,
+    fingerprint,
     message_id,
     read_message,
     write_message,
@@ -28,7 +29,7 @@ from pyrofl.inference.transport.records import Records
 
 SERVER = "server"  # name of the server in messages
 MESSAGES_FOLDER, TAKEN_FOLDER = "messages", "replies"
-INDEX_FILE = "requests.json"  # id of the study, and those of all requests, in order, by site
+INDEX_FILE = "requests.json"  # id of the study, server's key, ids of requests by site, in order
 
 
 def file_name(site: str, kind: str, number: int) -> str:
@@ -107,14 +108,23 @@ class FileTransport:
         """Send nothing: the server's output has the reason of a refusal."""
 
     def open(self) -> None:
-        """Read which requests were written, and take the replies that have arrived."""
+        """Read which requests were written, and take the replies that have arrived.
+
+        Raises:
+            ValueError: if they were signed with another key.
+        """
         prepare(self.folder, overwrite=True)
-        path = subfolder(self.taken) / INDEX_FILE
+        path, key = subfolder(self.taken) / INDEX_FILE, fingerprint(self.key.public_key())
         if path.exists():
             self.index = read_own_json(path)
         else:
-            self.index = {"study": f"{self.name} {uuid4().hex[:12]}", "requests": {}}
+            name = f"{self.name} {uuid4().hex[:12]}"
+            self.index = {"study": name, "key": key, "requests": {}}
             write_json(path, self.index)
+        if (first := self.index.get("key", key)) != key:
+            raise ValueError(
+                f"--key is {key}; expected the key of the first request, {first}, or another --out"
+            )
         requests = {
             file_name(site, "request", number)
             for site, ids in self.index["requests"].items()

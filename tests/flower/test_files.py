@@ -155,6 +155,8 @@ def test_a_study_by_files_equals_one_by_messages_bit_for_bit(kind, tmp_path, cap
     project, names, method = study_of(kind, tmp_path / "p")
     by_files = ByFiles(tmp_path / "files", project, names)
     by_files.run()
+    for _ in range(2):  # the last request may be answered again
+        assert by_files.answer(names[0]) == 0
     over_network(project, tmp_path / "network", wire_of(project, tmp_path / "network", names))
     same_results(by_files, tmp_path / "network", method)
     said = capsys.readouterr()
@@ -283,6 +285,7 @@ def foreign_key(begun, tmp_path):
     for end in ("key", "pub"):
         shutil.copy(begun.folder / f"nodes/hospital_1.{end}", tmp_path / f"own.{end}")
     shutil.copy(begun.folder / "nodes/hospital_2.key", begun.folder / "nodes/hospital_1.key")
+    edited(begun.folder / "hospital_1/answered.json", lambda text: text.replace('"key"', '"x"'))
 
 
 REFUSED_REPLIES = {
@@ -457,6 +460,14 @@ REFUSED_REQUESTS = {
         ),
         "hospital_1.csv exists and is no reply of hospital_1; expected another --out",
     ),
+    "no state": (
+        lambda s, t: s.answer("hospital_1", "--state", str(t / "none")),
+        "none has no state for request 2; expected the --state of request 1, or --rejoin",
+    ),
+    "key of another site": (
+        lambda s, t: s.answer("hospital_1", "--key", str(s.folder / "nodes/hospital_2.key")),
+        "--key is SHA256:.*; expected the key of the first reply, SHA256:",
+    ),
     "damaged state": (
         lambda s, t: (
             (s.folder / "hospital_1/answered.json").write_text("{"),
@@ -510,10 +521,14 @@ def test_a_site_that_lost_its_state_returns_as_a_new_client(tmp_path, capsys):
             assert by_files.answer(name) == 0
     assert by_files.exchange() == 0
     shutil.rmtree(tmp_path / "files/hospital_2")
+    rows = tmp_path / "p/sites/hospital_2.csv"
+    table = rows.read_text()
+    rows.write_text(table.rpartition("\n")[0].rpartition("\n")[0] + "\n")
     assert by_files.answer("hospital_2") == 2
     said = capsys.readouterr().err
-    assert "its state here is of round 0" in said
-    assert "--rejoin makes them new clients" in said
+    assert "hospital_2 has no state for request 3; expected the --state of request 2" in said
+    assert not (tmp_path / "files/hospital_2").exists()
+    rows.write_text(table)
     assert by_files.answer("hospital_2", "--rejoin") == 0
     by_files.run()
     assert "hospital_2 has lost its state of pfedvem: hospital_2 restart" in capsys.readouterr().err
@@ -551,6 +566,18 @@ def test_a_site_with_an_error_in_its_table_is_asked_again(tmp_path, capsys):
     by_files.run()
     over_network(project, tmp_path / "network", wire_of(project, tmp_path / "network", names))
     same_results(by_files, tmp_path / "network", "regression")
+
+
+def test_the_server_keeps_the_key_of_its_first_request(begun, tmp_path, capsys):
+    for name in NAMES:
+        assert begun.answer(name) == 0
+    node_key(tmp_path / "other", "server")
+    assert begun.exchange("--key", str(tmp_path / "other/server.key")) == 2
+    said = capsys.readouterr().err
+    assert "--key is SHA256:" in said
+    assert "expected the key of the first request, SHA256:" in said
+    assert begun.open_sites() == [*NAMES]
+    begun.run()
 
 
 def test_odd_options_of_the_server_are_refused(tmp_path, capsys):
