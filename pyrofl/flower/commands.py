@@ -54,6 +54,7 @@ NODE_LAPSE = 60.0  # seconds after which a node that ended had been accepted
 # A node that was killed is known to the server for about a minute.
 RECONNECT_PAUSE, MAX_RECONNECTS = 10.0, 8
 LOCKED_OUT = "does not let in the node of"
+LAST_REPLY_PAUSE = 10.0  # seconds in which a node sends its last reply, at the end of a study
 RUN_CHECK_INTERVAL = 30.0  # seconds between two questions whether the run still goes on
 
 
@@ -224,6 +225,8 @@ def join(args: Namespace) -> None:
             for what, text in followed_site(process, log, at):
                 tell(f"{text}\n")
                 if what == STUDY_COMPLETE:
+                    with suppress(subprocess.TimeoutExpired):  # for the node to send its reply
+                        process.wait(LAST_REPLY_PAUSE)
                     return
             if time.monotonic() - begun > NODE_LAPSE:  # it was in, so that it is worth another try
                 tries = MAX_RECONNECTS
