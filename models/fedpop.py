@@ -172,7 +172,7 @@ def build(
         center = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
         none = under("squares", {n: torch.zeros_like(v) for n, v in center.items()})
-        none |= under("mean", center) | {"draws": torch.zeros_like(cohort.size)}
+        none |= under("average", center) | {"draws": torch.zeros_like(cohort.size)}
         return point.start(center) | q.start(center, spread) | none
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -184,22 +184,22 @@ def build(
 
         By Welford's recursion: a difference of sums would lose a small spread around a large mean.
         """
-        draws, mean, squares = local["draws"] + 1, {}, {}
+        draws, average, squares = local["draws"] + 1, {}, {}
         for n, z in role("z", local).items():
-            change = z - local[f"mean/{n}"]
-            mean[n] = local[f"mean/{n}"] + change / add_trailing_axes(draws, z)
-            squares[n] = local[f"squares/{n}"] + change * (z - mean[n])
-        return under("mean", mean) | under("squares", squares) | {"draws": draws}
+            change = z - local[f"average/{n}"]
+            average[n] = local[f"average/{n}"] + change / add_trailing_axes(draws, z)
+            squares[n] = local[f"squares/{n}"] + change * (z - average[n])
+        return under("average", average) | under("squares", squares) | {"draws": draws}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the moments about the population's mean, and the normal guide, of the draws."""
-        mean, loc = role("mean", local), role("loc", received)
+        mean, loc = role("average", local), role("loc", received)
         variance = {
             n: v / add_trailing_axes(local["draws"], v) for n, v in role("squares", local).items()
         }
         width = {n: v.clamp(min=MIN_VARIANCE).sqrt() for n, v in variance.items()}
         square = {n: v + (mean[n] - loc[n]).square() for n, v in variance.items()}
-        return under("square", square) | q.start(mean, width)
+        return under("mean", mean) | under("square", square) | q.start(mean, width)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send the base, the mean of the head's draws, and their mean squared distance from m."""

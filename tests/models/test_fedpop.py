@@ -176,10 +176,11 @@ def test_draws_of_earlier_rounds_count_less_and_less(tiny):
     first, second = federate(fedpop.build(net, memory=0.5, **usual), tiny, 2)
     *_, alone = federate(fedpop.build(net, memory=0.0, **usual), tiny, 2, resume_from=first)
     for n, v in second.client_states.items():
-        if n.startswith("mean/"):
-            close(v, (first.message[n] + 2 * alone.message[n]) / 3)
-            apart = first.message[n] - alone.message[n]  # of the two rounds' means, of weights 1, 2
-            squares = n.replace("mean", "squares")
+        if n.startswith("average/"):
+            mean, squares = (n.replace("average", part) for part in ("mean", "squares"))
+            close(v, second.message[mean])
+            close(v, (first.message[mean] + 2 * alone.message[mean]) / 3)
+            apart = first.message[mean] - alone.message[mean]  # of the rounds' means, weights 1, 2
             both = 0.5 * first.client_states[squares] + alone.client_states[squares]
             close(second.client_states[squares], both + 2 / 3 * apart.square())
     close(second.client_states["draws"], [3.0, 3.0, 3.0])
