@@ -222,7 +222,7 @@ def test_wrong_times_are_refused_in_one_line(case):
             "cox",
             "column of upper, which family cox does not read; expected time alone, or",
         ),
-        (ENTRY, "gamma", "or family lognormal or exponential or weibull or cox"),
+        (ENTRY, "gaussian", "or family gamma or lognormal or exponential or weibull or cox"),
     ],
 )
 def test_families_that_do_not_read_a_column_name_those_that_do(formula, family, text):
