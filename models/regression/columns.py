@@ -15,8 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.agreement import Report
-from pyrofl.models.regression.rows import Clients, moments_of, quantiles, total
+from pyrofl.models.regression.rows import (
+    Clients,
+    kind_of,
+    moments_of,
+    quantiles,
+    refuse_large,
+    total,
+)
 from pyrofl.models.regression.smooths import (
     FUNCTIONS,
     STANDING,
@@ -90,6 +98,7 @@ class Columns:
                     ):
                         raise ValueError(
                             f"{text!r} has {call} inside {term.name}; expected a term of its own"
+                            f"{_in_products(call) if len(term.components) > 1 else ''}"
                         )
                     self._agree(call)
         try:
@@ -151,6 +160,9 @@ class Columns:
         """Describe the splines and polynomials of a table outside the range of training rows."""
         for text, curve in self._curves.items():
             x, rounding = curve.values(frame), 1e-9 * (curve.high - curve.low)
+            low, high = getattr(self._known[text], "ends", (-np.inf, np.inf))
+            if len(x) and (x.min() < low or x.max() > high):
+                continue  # which the process itself refuses
             if len(x) and (x.min() < curve.low - rounding or x.max() > curve.high + rounding):
                 yield (
                     f"{curve.variable} of new rows is between {x.min():.4g} and {x.max():.4g}, and "
@@ -192,12 +204,30 @@ class Columns:
         key = str(call)
         if key not in self._known:
             try:
-                if name in STANDING and call.args and not re.search("[A-Za-z_]", str(call.args[0])):
-                    raise ValueError(f"it has no variable; expected one, such as {name}(x)")
+                self._refuse_variable(call)
                 self._known[key] = make(call)
             except Exception as error:
                 raise ValueError(f"{key} cannot be evaluated: {_line(error)}") from error
         call.stateful_transform = self._known[key]
+
+    def _refuse_variable(self, call: Any) -> None:
+        """Raise ValueError unless a call has one variable, of finite numbers or levels of mo().
+
+        Its values may be those of an expression; other arguments are no columns.
+        """
+        name, columns = str(call.callee), {*map(str, self.clients.template)}
+        further = {n for arg in (*call.args[1:], *call.kwargs.values()) for n in _names(arg)}
+        if further & columns:
+            raise ValueError(
+                f"{name}() takes one variable; expected a term for each, such as "
+                f"{name}(x) + {name}(z), or bs(x, df=5):treat for a curve at each level of treat"
+            )
+        if not call.args or not columns & {*_names(call.args[0])}:
+            raise ValueError(f"it has no variable; expected one, such as {name}(x)")
+        if name == "mo":
+            return  # levels may be text
+        for site, frame in self.clients.frames.items():
+            refuse_large(f"{site}: {call.args[0]}", self._values(call)(frame))
 
     def _learn_range(self, call: Any) -> Curve:
         """Store the range of the variable of a spline or polynomial."""
@@ -215,7 +245,21 @@ class Columns:
 
         def values(frame: pd.DataFrame) -> np.ndarray:
             full, extra = self.clients.padded(frame)
-            return np.asarray(call.args[0].eval(full, self._calls), dtype=np.float64)[extra:]
+            try:
+                with np.errstate(all="ignore"):
+                    value = call.args[0].eval(full, self._calls)
+                return np.asarray(value, dtype=np.float64)[extra:]
+            except (TypeError, ValueError) as error:
+                texts = [n for n in _names(call.args[0]) if n in frame and is_text(frame[n])]
+                if not texts:
+                    raise
+                raise ValueError(
+                    f"column {listed(texts)} holds text; expected numbers, such as "
+                    f"{call.callee}(age), or text as a term of its own: {texts[0]}"
+                ) from error
+
+        def is_text(column: pd.Series) -> bool:
+            return kind_of(column) == "text"
 
         return values
 
@@ -224,7 +268,12 @@ class Columns:
         first = self.clients.padded(self.clients.example)[0]
         args = [arg.eval(first, self._calls) for arg in call.args]
         kwargs = {n: arg.eval(first, self._calls) for n, arg in call.kwargs.items()}
-        bound = inspect.signature(function).bind(*args, **kwargs)
+        signature = inspect.signature(function)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            known = [f"{n}={one.default}" for n, one in signature.parameters.items()][1:]
+            raise ValueError(f"{error}; expected {call.callee}(x, {', '.join(known)})") from error
         bound.apply_defaults()
         return dict(list(bound.arguments.items())[1:])
 
@@ -479,6 +528,23 @@ def _calls(lazy: Any) -> Iterator[Any]:
         yield from _calls(part)
     if hasattr(lazy, "callee"):
         yield lazy
+
+
+def _names(lazy: Any) -> Iterator[str]:
+    """Yield the names of columns and values in a lazy expression."""
+    if hasattr(lazy, "args"):
+        for part in (*lazy.args, *getattr(lazy, "kwargs", {}).values()):
+            yield from _names(part)
+    elif hasattr(lazy, "name"):
+        yield str(lazy.name).strip("`")
+
+
+def _in_products(call: Any) -> str:
+    """Return which function of a variable, instead of a term with one prior, has products."""
+    variable = str(call.args[0]) if call.args else "x"
+    cures = {"mo": f"C({variable})", "cs": variable}
+    cure = cures.get(str(call.callee), f"bs({variable}, df=5)")
+    return f", or {cure} instead of {call} in products"
 
 
 def _contrasts() -> dict[str, Any]:

@@ -13,9 +13,11 @@ import numpy as np
 from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.agreement import Report
 from pyrofl.models.regression.category_order import category_warnings
+from pyrofl.models.regression.columns import Columns
 from pyrofl.models.regression.design import Design, refuse_tiny
 from pyrofl.models.regression.priors import design_moments, predictor_of, term_of
 from pyrofl.models.regression.rows import total
+from pyrofl.models.regression.smooths import Monotonic
 from pyrofl.models.regression.warning_reports import column_spread, gather_reports
 from pyrofl.nouns import nouns
 from pyrofl.user_warnings import warn_user
@@ -79,11 +81,16 @@ def _columns(
     terms = [f"{name} of {parameter}" if parameter else name for name in columns.labels]
     _, fixed = column_spread(design, parameter, *moments)
     texts = []
-    if fixed.any():
-        names = [n for n, is_fixed in zip(terms, fixed, strict=True) if is_fixed]
+    names = [
+        term
+        for term, name, is_fixed in zip(terms, columns.labels, fixed, strict=True)
+        if is_fixed and name not in columns.curves
+    ]
+    if names:
         texts.append(
             f"column {listed(names)} is constant; only the prior determines its coefficient"
         )
+    texts += _empty_levels(design, columns, moments[0])
     gram = total([one["products"][parameter] for one in reports]) / design.clients.rows
     aliased: list[str] = []
     independent: list[int] = []
@@ -107,6 +114,27 @@ def _columns(
             f"column {listed(aliased)} is a combination of the others (aliased); only the prior "
             "separates their coefficients"
         )
+    return texts
+
+
+def _empty_levels(design: Design, columns: Columns, means: Any) -> list[str]:
+    """Return texts on monotonic effects of levels without a row, which their steps share."""
+    texts = []
+    for block in columns.blocks.values():
+        if not isinstance(block.transform, Monotonic):
+            continue
+        at = [columns.labels.index(label) for label in block.labels]
+        shares = -np.diff([1.0, *means[at], 0.0])  # of the rows of each level
+        empty = np.flatnonzero(shares < 0.5 / design.clients.rows)
+        if len(empty):
+            names = block.transform.levels or range(
+                low := int(block.transform.low), low + len(shares)
+            )
+            shown = listed([str(names[k]) for k in empty])
+            texts.append(
+                f"{block.line} has {len(empty)} levels without a row ({shown}); only priors "
+                "separate their steps: recode the levels to 0, 1, 2, ... if none lies between them"
+            )
     return texts
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
@@ -26,12 +25,14 @@ from pyrofl.models.regression.families import SUPPORTS, Family
 from pyrofl.models.regression.formula import Formula, Group
 from pyrofl.models.regression.rows import (
     COLUMNS,
+    MAX_NUMBER,
     MOST_LEVELS,
     Clients,
     Level,
     agreed,
     frames_of,
     kind_of,
+    refuse_large,
     refuse_levels,
     tensor,
 )
@@ -40,7 +41,6 @@ from pyrofl.models.regression.survival import BOUNDS, check_times, refuse_open_b
 LevelScope = Literal["client", "nested", "shared"]
 OFFSET, RESPONSE_SUFFIX = "sum of offsets", " of the response"  # columns of x that are no terms
 NO_NEW_ROWS = ("event", *BOUNDS)  # columns of the response that predictions do not need
-MAX_NUMBER = 1e100  # sums of squares of larger numbers may overflow
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,13 @@ class Design:
             return np.full(len(frame), number)
         if text not in self._expressions:
             right = _right_hand_side(text, is_response=text == self.formula.response)
-            self._expressions[text] = Columns(right, self.clients, self.namespace)
+            columns = Columns(right, self.clients, self.namespace)
+            if len(columns.labels) != 1 or columns.blocks:
+                raise ValueError(
+                    f"{text} is a term with coefficients, of the right-hand side; expected a "
+                    "column, or a function of single rows such as log(y)"
+                )
+            self._expressions[text] = columns
         return self._expressions[text].evaluate(frame)[:, 0]
 
     @cached_property
@@ -283,7 +289,7 @@ class Design:
                         f"{frame[name].iloc[0]!r} in row 0"
                     )
             for name, values in zip(self.places, self.x(frame, site).T, strict=True):
-                _refuse_large(f"{site}: {name}", values)
+                refuse_large(f"{site}: {name}", values)
 
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
@@ -297,7 +303,7 @@ class Design:
                     f"{site}: response {self.formula.response} is {y[bad][0]:g} in row "
                     f"{int(bad.argmax())}; expected {SUPPORTS[self.family.support]}"
                 )
-            _refuse_large(f"{site}: response {self.formula.response}", y)
+            refuse_large(f"{site}: response {self.formula.response}", y)
             low, high = self.formula.truncation or (-np.inf, np.inf)
             if (bad := (y < low) | (y > high)).any():
                 raise ValueError(
@@ -615,16 +621,6 @@ def _levels(frame: pd.DataFrame, factors: Sequence[str]) -> list[Level]:
 
 def _distinct_levels(frame: pd.DataFrame, factors: Sequence[str]) -> tuple[Level, ...]:
     return tuple(sorted(set(_levels(frame, factors))))
-
-
-def _refuse_large(what: str, values: NDArray[np.float64]) -> None:
-    """Raise ValueError if squares of a column's numbers [N] are not finite."""
-    if (bad := ~(np.abs(values) < MAX_NUMBER)).any():
-        row = int(bad.argmax())
-        shown = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
-        raise ValueError(
-            f"{what} is {shown} in row {row}; expected finite numbers below {MAX_NUMBER:g}"
-        )
 
 
 def refuse_tiny(what: str, size: float) -> None:

@@ -33,7 +33,7 @@ from pyrofl.models.regression.priors import of
 from pyrofl.models.regression.program import coefficients
 from pyrofl.models.regression.ratio_figures import caterpillar, funnel
 from pyrofl.models.regression.result_tables import interval_table, ratio_table
-from pyrofl.models.regression.smooths import CategorySpecific
+from pyrofl.models.regression.smooths import CategorySpecific, Monotonic
 from pyrofl.models.regression.survival_curves import restricted_mean, survival
 
 __all__ = [
@@ -257,14 +257,15 @@ def conditional(
 ) -> pd.DataFrame:
     """Return the expected response as a column varies, with other columns fixed.
 
-    Other numbers have their mean over the rows of all clients, other categories their first level,
-    and a number of trials is 1. Effects of groups are 0, unless a client is named. For a Cox model,
-    the response is the log relative hazard. `pyrofl.figures.conditional` plots the result.
+    Other numbers have their mean over the rows of all clients, rounded if they are levels of mo(x),
+    other categories their first level, and a number of trials is 1. Effects of groups are 0, unless
+    a client is named. For a Cox model, the response is the log relative hazard.
+    `pyrofl.figures.conditional` plots the result.
 
     Args:
         fitted: a run of a regression, or several.
-        column: column of the formula: all levels of a category, or numbers from two standard
-            deviations below to two above the mean, within the range of all rows.
+        column: column of the formula: all levels of a category or of mo(x), or numbers from two
+            standard deviations below to two above the mean, within the range of all rows.
         by: second column: all levels, or a number's mean and one standard deviation around it.
         at: column -> value for other columns, or a list of values for the two. Grouping factors
             have an effect only if a client is named.
@@ -341,6 +342,9 @@ def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> l
     if design.clients.template[name].dtype.kind == "b":
         return [False, True]
     number = design.clients.numbers[name]
+    if term := _monotonic(design).get(name):
+        levels = list(range(low := round(term.low), low + term.steps + 1))
+        return levels if len(steps) > 1 else [round(number["mean"])]
     values = np.array([float(number["mean"] + step * number["square"] ** 0.5) for step in steps])
     inside = np.clip(
         values, number["low"], number["high"]
@@ -348,6 +352,13 @@ def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> l
     if steps[0] == -EFFECT_RANGE_SDS and not np.array_equal(inside, values):
         inside = np.linspace(inside[0], inside[-1], len(values))
     return [float(value) for value in inside]
+
+
+def _monotonic(design: Design) -> dict[str, Monotonic]:
+    """Return the monotonic effects by their columns."""
+    blocks = [one for part in design.predictors.values() for one in part.blocks.values()]
+    effects = ((one.line[3:-1], one.transform) for one in blocks)
+    return {name: effect for name, effect in effects if isinstance(effect, Monotonic)}
 
 
 def _middle(design: Design, name: str, client: str | None) -> Any:

@@ -34,6 +34,7 @@ PLAIN = (str, bool, int, float, np.generic)  # types of values in a column of ob
 Level = Any  # a text, number or Boolean
 COLUMNS, ROSTER = "columns", f"{PRIVATE}roster"
 MOST_LEVELS, LONGEST_LEVEL = 10_000, 200  # of a column, and characters of a level
+MAX_NUMBER = 1e100  # sums of squares of larger numbers may overflow
 PIECES = 256  # into which an exchange divides the interval of an order statistic
 
 
@@ -53,7 +54,7 @@ class Clients:
         frames: name of the client -> its rows, of the clients whose rows are here.
         agreement: results that follow from the rows of all clients.
         levels: categorical column -> levels of all clients, in order.
-        template: one row with the types of all columns, the means of numbers and first levels.
+        template: one row with the types of all columns, means of numbers, first levels.
     """
 
     frames: Mapping[str, pd.DataFrame]
@@ -435,7 +436,11 @@ def _typical(column: Mapping[str, Any]) -> pd.Series:
         return pd.Series([""], dtype=object)
     if column["is_bool"]:
         return pd.Series([False])
-    return pd.Series([column["numbers"]["mean"] if column["numbers"] else 0])
+    if (numbers := column["numbers"]) is None:
+        return pd.Series([0])
+    is_whole = float(numbers["low"]).is_integer() and float(numbers["high"]).is_integer()
+    # Levels of mo(x) are whole; the ends themselves may be rounded outward.
+    return pd.Series([float(round(numbers["mean"])) if is_whole else numbers["mean"]])
 
 
 def _warn_of_dropped(roster: Mapping[str, Any]) -> None:
@@ -678,6 +683,16 @@ def _place(values: Any) -> Any:
 def _value(places: Any) -> Any:
     bits = np.where(places < 0, np.int64(-(2**63)) - places - 1, places)
     return bits.astype(np.int64).view(np.float64)
+
+
+def refuse_large(what: str, values: Any) -> None:
+    """Raise ValueError if squares of a column's numbers [N] are not finite."""
+    if (bad := ~(np.abs(values) < MAX_NUMBER)).any():
+        row = int(bad.argmax())
+        shown = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
+        raise ValueError(
+            f"{what} is {shown} in row {row}; expected finite numbers below {MAX_NUMBER:g}"
+        )
 
 
 def tensor(values: Any) -> torch.Tensor:

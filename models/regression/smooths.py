@@ -43,7 +43,7 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 DEGREE = 3
-MIN_DF = 5  # so that at least three functions are no lines
+MIN_DF, MAX_DF = 5, 100  # at least three functions are no lines
 USUAL_DF = 10
 USUAL_SINES, MAX_SINES = 20, 100
 MARGIN, MIN_MARGIN, MAX_MARGIN = 1.5, 1.2, 10.0  # c of gp(x)
@@ -69,10 +69,9 @@ class Smooth:
         """Place the knots.
 
         Raises:
-            ValueError: if the range is empty, or df is too small.
+            ValueError: if the range is empty, or df is invalid.
         """
-        if isinstance(df, bool) or not isinstance(df, int | np.integer) or df < MIN_DF:
-            raise ValueError(f"df is {df!r}; expected a whole number of at least {MIN_DF}")
+        _refuse_number("df", df, int, MIN_DF, MAX_DF)
         _refuse_constant(low, high)
         self.df, self.low, self.high = int(df), low, high
         inner = np.linspace(low, high, df - DEGREE + 1)
@@ -144,23 +143,18 @@ class Process:
         Raises:
             ValueError: if the range is empty, or the number of sines or the margin is invalid.
         """
-        for name, value, kind, low_end, high_end in (
-            ("k", k, int, MIN_DF, MAX_SINES),
-            ("c", c, int | float, MIN_MARGIN, MAX_MARGIN),
-        ):
-            is_number = isinstance(value, kind) and not isinstance(value, bool)
-            if is_number and low_end <= value <= high_end:
-                continue
-            is_plain = isinstance(value, int | float | str)
-            raise ValueError(
-                f"{name} is {repr(value) if is_plain else f'a {type(value).__name__}'}; expected "
-                f"a {'whole ' * (kind is int)}number from {low_end} to {high_end}"
-            )
+        _refuse_number("k", k, int, MIN_DF, MAX_SINES)
+        _refuse_number("c", c, float, MIN_MARGIN, MAX_MARGIN)
         _refuse_constant(low, high)
         self.middle, self.half = (low + high) / 2, (high - low) / 2
         self.edge = c * self.half
         self.frequencies: Floats = np.linspace(1.0, k, k) * (np.pi / (2 * self.edge))
         self.means: Floats = np.zeros(k)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the interval on which the process is defined."""
+        return self.middle - self.edge, self.middle + self.edge
 
     @property
     def shortest(self) -> float:
@@ -176,10 +170,10 @@ class Process:
         """Return the columns of values [N]: [N, k]; the other arguments of gp() are known."""
         values = np.asarray(x, dtype=np.float64)
         if (bad := np.abs(values - self.middle) > self.edge).any():
-            ends = self.middle - self.edge, self.middle + self.edge
+            low, high = self.ends
             raise ValueError(
-                f"a value is {values[bad][0]:g}; the process is defined from {ends[0]:g} to "
-                f"{ends[1]:g}, which a larger c in gp(x, c={self.edge / self.half:g}) extends"
+                f"a value is {values[bad][0]:g}; the process is defined from {low:g} to "
+                f"{high:g}, which a larger c in gp(x, c={self.edge / self.half:g}) extends"
             )
         return self.sines(values) - self.means
 
@@ -214,14 +208,14 @@ class Monotonic:
             )
 
     def __call__(self, x: Any) -> Floats:
-        """Return the columns of levels [N]: [N, 1 + D]; between whole numbers they are lines."""
+        """Return the columns of levels [N]: [N, 1 + D]."""
         level = codes(x, self.levels) - self.low
-        if (bad := (level < 0) | (level > self.steps)).any():
+        if (bad := ~np.isin(level, np.arange(self.steps + 1))).any():
             raise ValueError(
-                f"a level is {level[bad][0] + self.low:g}; expected levels from {self.low:g} to "
-                f"{self.low + self.steps:g}, as of the training rows"
+                f"a level is {level[bad][0] + self.low:g}; expected whole numbers from "
+                f"{self.low:g} to {self.low + self.steps:g}, as of the training rows"
             )
-        reached = np.clip(level[:, None] - np.arange(self.steps), 0, 1)
+        reached = level[:, None] > np.arange(self.steps)
         return np.column_stack([level, reached])
 
 
@@ -233,10 +227,7 @@ class CategorySpecific:
 
     def __call__(self, x: Any) -> Floats:
         """Return the column of values [N]: [N, 1]."""
-        try:
-            return np.asarray(x, dtype=np.float64).reshape(-1, 1)
-        except ValueError as error:
-            raise ValueError("it holds text; expected numbers, such as cs(treated)") from error
+        return np.asarray(x, dtype=np.float64).reshape(-1, 1)
 
 
 class Block(NamedTuple):
@@ -288,6 +279,16 @@ def codes(x: Any, levels: Sequence[Any]) -> Floats:
             "it holds text, whose order is unknown; expected whole numbers, or "
             "pd.Categorical(column, [LOWEST, ..., HIGHEST], ordered=True)"
         ) from error
+
+
+def _refuse_number(name: str, value: Any, kind: type, low: float, high: float) -> None:
+    """Raise ValueError if an argument of a term is no number of a kind between two ends."""
+    kinds = (int, np.integer) if kind is int else (int, float, np.number)
+    if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
+        return
+    shown = repr(value) if isinstance(value, int | float | str) else f"a {type(value).__name__}"
+    whole = "whole " if kind is int else ""
+    raise ValueError(f"{name} is {shown}; expected a {whole}number from {low:g} to {high:g}")
 
 
 def _refuse_constant(low: float, high: float) -> None:

@@ -39,6 +39,7 @@ FORMULAS = [
     ({"score": "score ~ age + (1 | client)", "sigma": "~ scale(beds)"}, {}),
     ("score | se(beds) ~ age + (1 | client)", {}),
     ("score ~ s(age, df=6) + (1 | client)", {}),
+    ("score ~ gp(age) + mo(beds)", {}),
 ]
 
 

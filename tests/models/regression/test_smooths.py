@@ -112,7 +112,7 @@ def test_the_number_of_splines_may_be_the_second_argument():
         ("y ~ np.exp(s(x))", {}, r"has s\(x\) inside np.exp\(s\(x\)\); expected a term"),
         ("y ~ z + (s(x) | client)", {}, r"\(s\(x\) \| client\) has s\(\); expected poly\(\)"),
         ("y ~ s(x, df=4)", {}, r"s\(x, df=4\) cannot be evaluated: df is 4; expected a whole"),
-        ("y ~ s(x, by=z)", {}, r"s\(x, by=z\) cannot be evaluated: got an unexpected keyword"),
+        ("y ~ s(x, by=z)", {}, r"s\(x, by=z\) cannot be evaluated: s\(\) takes one variable"),
         ("y ~ s(c)", {}, r"s\(c\) cannot be evaluated: all values are 3; expected a variable"),
         ("y ~ s(x) + s(x, df=6)", {}, r"has two smooth functions of x; expected one"),
         ("y ~ s(x) + (1 | s_x)", {}, r"two parameters named sd_s_x; expected another name for s_x"),

@@ -75,7 +75,6 @@ def test_monotonic_effects_are_those_of_the_paper():
     columns = term(np.array([2, 3, 4, 5, 6]))
     effect = b * columns[:, 0] + b * columns[:, 1:] @ (4 * zeta - 1)
     np.testing.assert_allclose(effect, b * 4 * np.insert(zeta.cumsum(), 0, 0))
-    np.testing.assert_allclose(term(np.array([2.5]))[0], columns[:2].mean(0))  # lines between them
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -176,7 +175,11 @@ def test_survival_of_a_gamma_variable_and_its_derivatives(ratio):
             r"there are 2 levels; expected three or more, or x instead of mo\(x\)",
         ),
         ("y ~ mo(x, 3)", {}, r"cannot be evaluated: expected one variable, such as mo\(stage\)"),
-        ("y ~ mo(x):z", {}, r"has mo\(x\) inside mo\(x\):z; expected a term of its own"),
+        ("y ~ mo(x):z", {}, r"inside mo\(x\):z; expected a term of its own, or C\(x\) instead of"),
+        ("y ~ s(z):text", {}, r"a term of its own, or bs\(z, df=5\) instead of s\(z\) in prod"),
+        ("y ~ s(s(z))", {}, r"has s\(z\) inside s\(s\(z\)\); expected a term of its own$"),
+        ("y ~ s(z, df=1000)", {}, r"df is 1000; expected a whole number from 5 to 100"),
+        ("y ~ s(z, bs='cr')", {}, r"unexpected keyword argument 'bs'; expected s\(x, df=10\)$"),
         (
             "y ~ z + (mo(x) | client)",
             {},
@@ -190,11 +193,9 @@ def test_survival_of_a_gamma_variable_and_its_derivatives(ratio):
         ("y ~ gp(c)", {}, r"gp\(c\) cannot be evaluated: all values are 3; expected a variable"),
         ("y ~ gp(z, k=3)", {}, r"k is 3; expected a whole number from 5 to 100"),
         ("y ~ gp(z, c=1)", {}, r"c is 1; expected a number from 1.2 to 10"),
-        ("y ~ gp(x, z)", {}, r"gp\(x, z\) cannot be evaluated: k is a Series; expected"),
         ("y ~ gp(z, c='a')", {}, r"c is 'a'; expected a number from 1.2 to 10"),
         ("g ~ cs(1)", {"family": "acat"}, r"it has no variable; expected one, such as cs\(x\)"),
         ("g ~ cs(x) + x", {"family": "acat"}, r"cs\(x\) and x are both terms, which only priors"),
-        ("y ~ gp(z, by=x)", {}, r"got an unexpected keyword argument 'by'"),
         ("y ~ gp(z) + gp(z, k=9)", {}, r"has two terms gp\(\) of z; expected one"),
         (
             "y ~ cs(x)",
@@ -205,7 +206,7 @@ def test_survival_of_a_gamma_variable_and_its_derivatives(ratio):
         (
             "g ~ cs(text)",
             {"family": "acat"},
-            r"it holds text; expected numbers, such as cs\(treated",
+            r"column text holds text; expected numbers, such as cs\(age",
         ),
         (
             "g ~ gp(z)",
@@ -232,12 +233,96 @@ def test_other_uses_are_refused(formula, how, message):
         regression(formula, **how)
 
 
+@pytest.mark.parametrize("call", ["s(z, {})", "gp(z, k={})", "s(z, by={})", "poly(z, {})"])
+@pytest.mark.parametrize("other", ["x", "text", "x + 1"])
+def test_a_second_variable_is_refused_without_its_values(call, other):
+    with pytest.raises(
+        ValueError, match=r"\(\) takes one variable; expected .*bs\(x, df=5\):tr"
+    ) as e:
+        regression(f"y ~ {call.format(other)}")
+    assert len(str(e.value)) < 250
+
+
+@pytest.mark.parametrize("call", ["s({})", "gp({})", "poly({}, 2)", "bs({}, df=5)", "scale({})"])
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        (
+            "np.log(z - 5)",
+            r"h0: np.log\(z - 5\) is not a finite number in row \d+; expected finite",
+        ),
+        ("z / (x - 1)", r"h0: .*is not a finite number in row \d+; expected finite numbers"),
+        ("text", r"column text holds text; expected numbers, such as (s|gp|poly|bs|scale)\(age\)"),
+        ("x + text", r"column text holds text; expected numbers"),
+    ],
+)
+def test_variables_without_finite_numbers_are_refused(call, variable, message):
+    with pytest.raises(ValueError, match=message):
+        regression(f"y ~ {call.format(variable)}")
+
+
+@pytest.mark.parametrize(
+    ("response", "family"),
+    [
+        *[(f"{call}(y)", "gaussian") for call in ("s", "gp")],
+        *[(text, "gaussian") for text in ("mo(x)", "poly(y, 2)", "bs(y, df=5)", "C(x)")],
+        ("cs(g)", "acat"),
+        ("C(died)", "bernoulli"),
+    ],
+)
+def test_terms_are_no_responses(response, family):
+    with pytest.raises(ValueError, match=r"is a term with coefficients|is an expression"):
+        regression(f"{response} ~ z", family=family)
+
+
+def test_columns_inside_a_term_have_no_warnings():
+    regression("y ~ gp(x) + s(z, df=20)")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("wide", r"mo\(wide\) has 12 levels without a row \(6, 7.*recode the levels to 0, 1, 2"),
+        ("stage", r"mo\(stage\) has 1 levels without a row \(none\); only priors separate"),
+    ],
+)
+def test_levels_without_a_row_have_one_warning(column, message):
+    more = {"wide": lambda f: 5 * f.x, "stage": lambda f: f.grade.cat.add_categories("none")}
+    tables = {name: frame.assign(**more) for name, frame in frames().items()}
+    with pytest.warns(UserWarning, match=message) as caught:
+        regression(f"y ~ mo({column})", tables)
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("ignore:estimates of")
+def test_conditional_effects_are_at_levels_of_a_monotonic_effect():
+    tables = federations.from_frames(frames())
+    run = pyrofl.fit(regression("y ~ mo(x) + z"), tables, rounds=1, progress=False)
+    table = effects.conditional(run, "x")
+    assert table.x.tolist() == [1, 2, 3, 4]
+    assert effects.conditional(run, "z", by="x", points=3).x.tolist() == [1, 2, 3, 4] * 3
+    level = round(np.mean([x for frame in frames().values() for x in frame.x]))
+    expected = effects.conditional(run, "z", at={"x": level}, points=2)["mean"]
+    np.testing.assert_allclose(effects.conditional(run, "z", points=2)["mean"], expected)
+
+
+def test_rows_beyond_a_process_are_only_refused_and_others_warn():
+    columns = regression("y ~ gp(z)").design.population
+    (text,) = columns.beyond(pd.DataFrame({"z": [11.0]}))
+    assert "was fitted between" in text
+    assert list(columns.beyond(pd.DataFrame({"z": [40.0]}))) == []
+
+
 @pytest.mark.filterwarnings("ignore:estimates of")  # of one round
 def test_rows_outside_of_levels_or_of_the_interval_are_refused():
     tables = federations.from_frames(frames())
     run = pyrofl.fit(pyrofl.regression("y ~ mo(x)", tables), tables, rounds=1, progress=False)
-    with pytest.raises(ValueError, match=r"a level is 5; expected levels from 1 to 4, as of the"):
+    with pytest.raises(
+        ValueError, match=r"a level is 5; expected whole numbers from 1 to 4, as of"
+    ):
         run.predict({"x": [5]}, "h0")
+    with pytest.raises(ValueError, match=r"a level is 1.5; expected whole numbers from 1 to 4"):
+        run.predict({"x": [1.5]}, "h0")
     columns = pyrofl.regression("y ~ gp(z)", tables).design.population
     with pytest.raises(ValueError, match=r"a value is 40; the process is defined from -2.*larger"):
         columns.evaluate(pd.DataFrame({"z": [40.0]}))
