@@ -82,7 +82,7 @@ def refusal(formula, tables=None, **how):
         ("y ~ offset()", "offset() missing 1 required positional argument"),
         ("y ~ log(x)", "log(x) is not a finite number in row"),
         ("y ~ scale(zero)", "scale(zero) is not a finite number in row 0"),
-        ("y ~ center(g)", "could not convert string to float"),
+        ("y ~ center(g)", "column g holds text; expected numbers, such as center(age)"),
         ("y ~ poly(x, 0)", "its degree is 0; expected at least 1"),
         ("y ~ bs(x)", "Must specify either 'df' or 'knots'"),
         ("y ~ bs(x, df=1)", "df=1 is too small"),
