@@ -251,6 +251,7 @@ STUDIES: dict[str, tuple[str, tuple[CommandOption, ...]]] = {
         (
             STUDY,
             CommandOption("files PATH", PATH | {"nargs": "+"}, "CSV files, or folders of them."),
+            RULES,
         ),
     ),
     "run": (

@@ -51,4 +51,5 @@ def read_yaml(path: str | Path, *, yes_is_word: bool = False) -> Any:
         text = Path(path).read_text(encoding="utf-8")
         return yaml.load(text, _WordLoader if yes_is_word else _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        why = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        raise ValueError(f"{path} cannot be read: {why}") from error

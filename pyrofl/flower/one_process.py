@@ -28,8 +28,9 @@ from pyrofl.flower.coordinator import ServerSettings
 from pyrofl.flower.project import Project, of_study
 from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
 from pyrofl.flower.site import reply_or_refuse
-from pyrofl.flower.table_check import check_tables
+from pyrofl.flower.table_check import check_tables, try_study
 from pyrofl.inference.transport.records import Records, deserialize, serialize
+from pyrofl.inference.transport.site_rules import SiteRules
 
 
 class LocalTransport:
@@ -69,6 +70,7 @@ def run(args: Namespace) -> None:
     files = files_of(args.data or str(project.folder / "sites"))
     check_tables(project, files)
     check(project, len(files))
+    try_study(project, files, SiteRules.read(args.rules) if args.rules else SiteRules())
     out = Path(args.out or project.folder / "run").absolute()
     sites = [_site(args, project, file, out) for file in files]
     out.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import runpy
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.transport.message_checks import Flat
+from pyrofl.models.regression.families import family_of
+from pyrofl.models.regression.formula import read_all
 from pyrofl.models.regression.used_columns import formula_columns, number_columns
 from pyrofl.nouns import USUAL, Noun, Nouns, is_plain, use
 
@@ -118,10 +121,12 @@ class Project:
         """Raise ValueError if a setting of the study has a wrong type or is out of range."""
         check_fields(self)
         used = self.used_columns  # refuses a formula or family that cannot be read
-        for name in self.columns:
-            check_name(name, used, "column of the dictionary:")
+        self._compare_names(used)
         if self.formula:
-            read_priors(self.priors)
+            try:
+                read_priors(self.priors)
+            except ValueError as error:
+                raise ValueError(str(error).replace("--prior", "priors", 1)) from error
             return
         categorical = self.likelihood == "categorical"
         fits = {
@@ -142,6 +147,20 @@ class Project:
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
         names_of("names of methods", list(self.labels))
+
+    def _compare_names(self, used: Sequence[str]) -> None:
+        """Raise ValueError if a column has two spellings, in the dictionary and in its use.
+
+        The dictionary may have further columns.
+        """
+        others = [name for name in self.columns if name not in used]
+        for name in used:
+            if name not in self.columns and (near := get_close_matches(name, others, 1)):
+                place = "the formula" if self.formula else "the study"
+                raise ValueError(
+                    f"{place} has {name}, and columns has {near[0]}; expected one spelling, or an "
+                    "entry of each"
+                )
 
     @property
     def folder(self) -> Path:
@@ -166,8 +185,16 @@ class Project:
     @property
     def levels(self) -> tuple[str, ...]:
         """Levels of the dictionary, as --levels of `pyrofl regress`."""
-        entries = self.columns.items()
-        return tuple(f"{name}={','.join(one.levels)}" for name, one in entries if one.levels)
+        used = {name: self.columns[name] for name in self.used_columns if name in self.columns}
+        return tuple(f"{name}={','.join(one.levels)}" for name, one in used.items() if one.levels)
+
+    @property
+    def groups(self) -> list[str]:
+        """Columns of the formula's groups, as `Klinik` of `(1 | Klinik)`."""
+        if not self.formula:
+            return []
+        read = read_all(self.formula, family_of(self.family).auxiliary)
+        return [name for group in read.groups for name in group.factors]
 
     @property
     def used_columns(self) -> list[str]:

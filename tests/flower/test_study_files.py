@@ -27,7 +27,12 @@ WRONG = [
     ({"unit": ["a", "b", "c"]}, WORD),
     ({"unit": "server"}, "unit is 'server', which has another meaning"),
     ({"columns": ["age"]}, "columns is ['age']; expected lines such as"),
-    ({"columns": {"ages": {"unit": "years"}}}, "did you mean age?"),
+    ({"columns": {"ages": {"unit": "years"}}}, "the formula has age, and columns has ages"),
+    (
+        {"formula": "recovered ~ agee + (1 | hospital)", "columns": {"age": {"unit": "years"}}},
+        "the formula has agee, and columns has age; expected one spelling",
+    ),
+    ({"priors": ["age=Normal(0"]}, "priors is 'age=Normal(0'; expected NAME=DIST"),
     ({"columns": {"age": {"units": "years"}}}, "unknown entry of column age: 'units'"),
     ({"columns": {"age": "years"}}, "column age is 'years'; expected some of type, unit"),
     ({"columns": {"age": {"range": [1]}}}, "expected [LOWEST, HIGHEST]"),
@@ -113,5 +118,123 @@ def test_a_table_that_contradicts_the_dictionary_sends_nothing(
         assert main(["study", *command]) == 2
         said = capsys.readouterr()
         assert told in " ".join(said.out.split())
-        assert "that would make the study wrong; expected tables as above" in said.err
+        assert re.search("that would make the study wrong.*; expected tables as above", said.err)
         assert "What leaves" not in said.out
+
+
+def test_the_dictionary_may_have_columns_that_the_formula_lacks(tmp_path):
+    entries = {"weight": {"unit": "kg"}, "arm": {"levels": ["a", "b"]}}
+    study = written(tmp_path, RIGHT | {"columns": entries})
+    assert study.levels == ()
+
+
+def test_an_error_of_yaml_names_the_file_alone(tmp_path):
+    (tmp_path / "study.yaml").write_text("formula: [died")
+    with pytest.raises(ValueError, match="cannot be read") as error:
+        Project.read(tmp_path)
+    assert "<unicode string>" not in str(error.value)
+
+
+def spoiled(path, column, word, rows):
+    """Write a word into the first rows of a column."""
+    header, *lines = path.read_text().splitlines()
+    at = header.split(",").index(column)
+    for i in range(min(rows, len(lines))):
+        cells = lines[i].split(",")
+        cells[at] = word
+        lines[i] = ",".join(cells)
+    path.write_text("\n".join([header, *lines]) + "\n")
+
+
+def few_events(folder):
+    spoiled(folder / "sites/hospital_1.csv", "recovered", "no", 40)
+    spoiled(folder / "sites/hospital_2.csv", "recovered", "yes", 65)
+
+
+def few_rows(folder):
+    path = folder / "sites/hospital_1.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:4]) + "\n")
+
+
+def copied(folder):
+    (folder / "sites/hospital_4.csv").write_text((folder / "sites/hospital_1.csv").read_text())
+
+
+def entry(old, new):
+    def change(folder):
+        path = folder / "study.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return change
+
+
+BEFORE_ROUNDS = {
+    "min-rows": (few_rows, "hospital_1.csv rule min-rows: 3 rows are complete at least 5: join"),
+    "min-events": (
+        few_events,
+        "hospital_1.csv rule min-events: response recovered has 0 of .* "
+        "hospital_2.csv rule min-events: response recovered has 0 of",
+    ),
+    "response on both sides": (
+        entry("recovered ~ age", "recovered ~ recovered + age"),
+        "recovered",
+    ),
+    "link": (entry("family: bernoulli", "family: bernoulli\nlink: cauchit"), "link"),
+    "log link": (entry("family: bernoulli", "family: bernoulli\nlink: log"), "link"),
+    "family": (entry("family: bernoulli", "family: poisson"), "recovered"),
+    "prior": (entry("seed: 0", 'seed: 0\npriors: ["agee=Normal(0, 1)"]'), "agee"),
+    "copy": (copied, "hospital_4.csv has the same rows as hospital_1.csv"),
+    "code": (
+        lambda folder: (
+            entry(", range: [-6, 6]", "")(folder),
+            spoiled(folder / "sites/hospital_2.csv", "age", "-999", 17),
+        ),
+        "hospital_2.csv age holds -999 in 17 rows",
+    ),
+    "empty file": (
+        lambda folder: (folder / "sites/hospital_2.csv").write_bytes(b""),
+        "hospital_2.csv is empty replace it",
+    ),
+    "thousands": (
+        lambda folder: spoiled(folder / "sites/hospital_2.csv", "dose", '"1;088"', 99),
+        "write 1088 if the comma marks thousands, and 1.088 if",
+    ),
+    "unit": (
+        entry("unit: hospital", "unit: Spital"),
+        r"hospital is missing add it, or write \(1 \| Spital\), as the unit is Spital",
+    ),
+    "client column": (
+        entry("seed: 0", "seed: 0\nclient-column: ward"),
+        "all files ward is missing add it, or leave client-column out of the study file",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE_ROUNDS)
+def test_check_refuses_what_run_refuses_before_round_one(kind, tmp_path, capsys):
+    change, text = BEFORE_ROUNDS[kind]
+    new(tmp_path)
+    change(tmp_path)
+    for path in (tmp_path / "sites").glob("*.csv"):
+        path.write_text(path.read_text().replace("1;088", "1,088"))
+    for words in (["check", str(tmp_path), str(tmp_path / "sites")], ["run", str(tmp_path)]):
+        assert main(["study", *words]) == 2
+        said = capsys.readouterr()
+        assert re.search(text, " ".join(f"{said.out} {said.err}".split()))
+        assert not (tmp_path / "run").exists()
+
+
+def test_warnings_are_marked_and_counted(tmp_path, capsys):
+    new(tmp_path)
+    path = tmp_path / "sites/hospital_1.csv"
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines, *lines]) + "\n")
+    words = ["study", "check", str(tmp_path), str(tmp_path / "sites")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "warning: " in said
+    assert re.search("that would make the study wrong; see [0-9]+ warnings? above", said)
+    spoiled(tmp_path / "sites/hospital_2.csv", "dose", "x", 1)
+    assert main(words) == 2
+    assert re.search(r"1 problem that .* wrong, and [0-9]+ warning", capsys.readouterr().err)

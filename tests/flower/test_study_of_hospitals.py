@@ -68,7 +68,10 @@ def test_the_check_names_every_problem_and_its_fix(tmp_path, capsys):
     assert "would make the study wrong" in printed.err
     assert not any(line.startswith(("bern.csv", "chur.csv")) for line in lines)
     regions = study_of(tmp_path / "regions", "logistic")
-    assert main(["study", "check", str(regions.file), *write_correct(tmp_path / "right")]) == 0
+    words = ["study", "check", str(regions.file), *write_correct(tmp_path / "right")]
+    assert main(words) == 2
+    assert re.search("south.csv +south/chur: rule min-rows: 3 rows are", capsys.readouterr().out)
+    assert main([*words, "--rules", lenient(tmp_path)]) == 0
     assert "no problem in 3 files that would make the study wrong" in capsys.readouterr().out
 
 

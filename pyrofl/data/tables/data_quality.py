@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -166,16 +167,36 @@ def code_warning(column: str, clients: Sequence[Numbers]) -> str:
         column: name of the column.
         clients: numbers of each client, without missing ones.
     """
+    if (seen := code_of(clients)) is None:
+        return ""
+    return (
+        f"column {column} holds {seen.code} in {seen.rows} rows, and otherwise {seen.low:g} to "
+        f"{seen.high:g}; if it stands for a missing value, expected an empty cell"
+    )
+
+
+class MissingCode(NamedTuple):
+    """Number that seems to be a code for missing values, the range of others, and whether far."""
+
+    code: int
+    rows: int
+    low: float
+    high: float
+    is_far: bool  # whether it lies far from all other numbers
+
+
+def code_of(clients: Sequence[Numbers]) -> MissingCode | None:
+    """Return the code for missing values among the clients' numbers, see `code_warning`."""
     parts = [values for values in clients if len(values)]
     if not any(np.isin(values, CODES_OF_FEW).any() for values in parts):
-        return ""
+        return None
     codes: Sequence[int] = CODES
     rests = [values[~np.isin(values, CODES)] for values in parts]
     if is_few := len(_first_values(rests)) <= MAX_CODE_VALUES:
         codes, rests = CODES_OF_FEW, [values[~np.isin(values, CODES_OF_FEW)] for values in parts]
     rests = [rest for rest in rests if len(rest)]
     if len(_first_values(rests)) < 2:
-        return ""
+        return None
     low, high = min(rest.min() for rest in rests), max(rest.max() for rest in rests)
     for code in codes:
         count = sum(np.count_nonzero(values == code) for values in parts)
@@ -188,11 +209,8 @@ def code_warning(column: str, clients: Sequence[Numbers]) -> str:
         is_negative = code < 0 <= low and (code < -1 or low > 0)
         is_heap = count >= MIN_CODE_ROWS and near < count
         if is_far or (not is_few and (is_negative or is_heap)):
-            return (
-                f"column {column} holds {code} in {count} rows, and otherwise {low:g} to {high:g}; "
-                "if it stands for a missing value, expected an empty cell"
-            )
-    return ""
+            return MissingCode(code, int(count), low, high, bool(is_far))
+    return None
 
 
 def _first_values(clients: Sequence[Numbers]) -> set[float]:

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from math import isinf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from pyrofl.data.tables.columns import (
 )
 from pyrofl.data.tables.data_quality import (
     FORMS,
+    code_of,
     code_warning,
     key_of,
     of_measurements,
@@ -34,12 +36,13 @@ from pyrofl.data.tables.data_quality import (
     spellings,
 )
 from pyrofl.data.tables.dictionary import ColumnEntry, dictionary_problems, near_header
-from pyrofl.data.tables.row_checks import frame_copy_warnings
+from pyrofl.data.tables.row_checks import MIN_ROWS, frame_copy_warnings
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 
 SEPARATORS = (",", ";", "\t", "|")
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 ALL_FILES = "all files"
 # Ratio of equal letters of two names, from which one may be meant for the other.
 MIN_NAME_SIMILARITY = 0.8
@@ -133,6 +136,9 @@ def check_files(
         except (UnicodeError, csv.Error) as error:
             problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
             continue
+        if not table:
+            problems.append(Problem(name, "", "is empty", "replace it, or leave it out"))
+            continue
         tables = tables_by_client(table, client, files) if client else {name: table}
         files |= tables
         formats |= dict.fromkeys(tables, str(form))
@@ -146,6 +152,7 @@ def check_files(
         parts = {name: table[column] for name, table in used.items() if column in table}
         entry = entries.get(column) or (ColumnEntry("number") if column in numbers else None)
         problems += _of_column(column, parts, entry)
+    problems += _copies(used)
     if len(frames := _frames(files)) > 0:
         texts = map(_split, frame_copy_warnings(frames))
         problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
@@ -231,7 +238,7 @@ def _read(
                 continue
             rows.append([cell.strip() for cell in cells])
             places.append(f"line {reader.line_num}")
-    if not rows:
+    if header and not rows:
         problems.append(Problem(name, "", "has no row", "leave it out"))
     table: dict[str, Column] = {}
     at = np.array(places, dtype=object)
@@ -301,21 +308,29 @@ def _of_column(
             yield from (Problem(file, name, *each) for each in dictionary_problems(column, entry))
     is_category = entry is not None and entry.type == "category"
     if (entry and not is_category) or (2 * numeric >= len(filled) and numeric and not is_category):
-        yield from _of_numbers(name, filled)
+        yield from _of_numbers(name, filled, entry)
     elif not (entry and entry.levels):
         yield from _of_levels(name, filled)
 
 
-def _of_numbers(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
-    """Yield the problems of a column that holds numbers in most files."""
+def _of_numbers(
+    name: str, parts: Mapping[str, Column], entry: ColumnEntry | None
+) -> Iterator[Problem]:
+    """Yield the problems of a column that holds numbers in most files.
+
+    A code far from all other numbers is a warning if the dictionary has a range for the column.
+    """
+    is_open = entry is None or (isinf(entry.low) and isinf(entry.high))
     for file, column in parts.items():
         if column.odd.any():
             yield _of_texts(file, column)
         values = column.numbers[~np.isnan(column.numbers)]
         if text := code_warning(name, [values]) if len(values) else "":
+            is_far = is_open and (seen := code_of([values])) is not None and seen.is_far
             cure = "leave these cells empty if they are missing values"
+            cure += "; else give the column a range in the dictionary" * is_far
             text = _without_column(text, name).partition(";")[0]
-            yield Problem(file, name, text, cure, is_warning=True)
+            yield Problem(file, name, text, cure, is_warning=not is_far)
         elif len(values) and (text := of_numbers(column)):
             yield Problem(file, name, *_split(_without_column(text, name)), is_warning=True)
     sums = {file: summarize_values(column.numbers) for file, column in parts.items()}
@@ -332,6 +347,10 @@ def _of_texts(file: str, column: Column) -> Problem:
     cells = [f"{word!r} in {place}" for word, place in zip(words, places, strict=True)]
     rest = int((~np.isnan(column.numbers)).sum())
     text = f"has {listed(cells, 3)}, and {number_of(rest, 'number')}"
+    if all(THOUSANDS.fullmatch(word) for word in words):
+        other, decimal = words[0].replace(",", ""), words[0].replace(",", ".")
+        cure = f"write {other} if the comma marks thousands, and {decimal} if it marks decimals"
+        return Problem(file, column.name, text, cure)
     if all(DECIMAL_COMMA.fullmatch(word) for word in words):
         return Problem(file, column.name, text, "write a full stop before decimals")
     return Problem(file, column.name, text, "write numbers, or name these texts by --na")
@@ -358,6 +377,17 @@ def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
                 if word != usual and each[word]:
                     text = f"has {word!r} in {number_of(each[word], 'row')}, elsewhere {usual!r}"
                     yield Problem(file, name, text, f"write {usual!r}")
+
+
+def _copies(tables: Mapping[str, Mapping[str, Column]]) -> Iterator[Problem]:
+    """Yield each table whose rows are those of an earlier one, in the same order."""
+    first: dict[tuple[Any, ...], str] = {}
+    for file, table in tables.items():
+        cells = tuple((name, *column.words.tolist()) for name, column in sorted(table.items()))
+        if not cells or len(cells[0]) <= MIN_ROWS:
+            continue
+        if (other := first.setdefault(cells, file)) != file:
+            yield Problem(file, "", f"has the same rows as {other}", "leave one of them out")
 
 
 def _without_column(text: str, name: str) -> str:
