@@ -57,6 +57,18 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def ratio_numbers(*values: float) -> list[str]:
+    """Format ratios with three significant digits, or as many as none needs to round to 1.
+
+    >>> ratio_numbers(1.0096, 1.0027, 1.0164), ratio_numbers(1.5, 1.0, 2.0)
+    (['1.01', '1.003', '1.016'], ['1.5', '1', '2'])
+    """
+    digits = 3
+    while digits < 6 and any(f"{v:.{digits}g}" == "1" and f"{v:.6g}" != "1" for v in values):
+        digits += 1
+    return [number(v) if digits == 3 or abs(v) >= 1000 else f"{v:.{digits}g}" for v in values]
+
+
 def between(low: float, high: float, times: float = 1.0, unit: str = "") -> str:
     """Format the ends of a 95% interval."""
     if np.isnan(low) or np.isnan(high):

@@ -30,6 +30,7 @@ from pyrofl.reports.first_page import (
     correction,
     first_page,
     number,
+    ratio_numbers,
     size_of,
 )
 from pyrofl.reports.page import MAX_TABLE_LINES, Section
@@ -249,14 +250,19 @@ def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
         versus = f" = {answer[:-1]} against {method.design.answers[0]}" if answer else ""
         what = f"the {kind} of {response}{versus}"
         low, high, middle = row["2.5%"], row["97.5%"], row["median"]
-        range_text = f"({between(low, high)})"
+        middle_text, range_text = number(abs(middle)), f"({between(low, high)})"
+        if ratio:
+            middle_text, *ends = ratio_numbers(middle, low, high)
+            range_text = f"(95% interval {' to '.join(ends)})"
         how = (
-            f"by a factor of {number(middle)} {range_text}"
+            f"by a factor of {middle_text} {range_text}"
             if ratio
-            else f"by {number(abs(middle))} {range_text}"
+            else f"by {middle_text} {range_text}"
         )
         if low <= nothing <= high:
-            size = f"{'factor' if ratio else 'change'} {number(middle)} {range_text}"
+            size = (
+                f"{f'factor {middle_text}' if ratio else f'change {number(middle)}'} {range_text}"
+            )
             up = f", probability of an increase {row['p_above_1']:.0%}" if ratio else ""
             yield f"Whether {_subject(method, term)} changes {what} is uncertain: {size}{up}."
             continue
