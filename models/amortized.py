@@ -69,7 +69,7 @@ from pyrofl.inference.definition.programs import Guide, Likelihood, Program, of_
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
-from pyrofl.models.shared.linear_head import parted, without_noise
+from pyrofl.models.shared.linear_head import split_head, without_noise
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, renamed, role, under
@@ -144,7 +144,7 @@ def build(
         True
     """
     whole, (net, _) = net, without_noise(net)
-    below, features, outputs = parted(net)
+    below, features, outputs = split_head(net)
     shapes = net.select_params(net.head)
     points = [n for n in whole.shapes if n not in shapes]
     layer = Layer(shapes, features, outputs)

@@ -59,7 +59,7 @@ from pyrofl.inference.definition.metadata import (
 from pyrofl.inference.definition.method import Method, Phase, View, as_received
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.structure import NUM_CHECKED_CLIENTS, on_cpu
-from pyrofl.models.shared.unconstrained import layouts, traced
+from pyrofl.models.shared.unconstrained import layouts, trace_prior
 from pyrofl.tensors import Tensors, default_type, generator, role, under
 
 __all__ = ["method"]
@@ -144,7 +144,7 @@ class Conjugate:
                     "change/clients": Rule("0 or 1", lambda value: (value == 0) | (value == 1)),
                     "change/*": (MODERATE, JointRule(NEGATIVE, self.counted)),
                 },
-                reset_clients=refused,
+                reset_clients=refuse_lost_statistics,
                 reads={"model": self.program},
                 sites=f"shared by all clients: {', '.join(self.families)}",
             ),
@@ -200,7 +200,7 @@ class Conjugate:
         return {n: (fn.mean, fn.variance.sqrt()) for n, fn in posteriors.items()}
 
 
-def refused(server: Tensors, cohort: Cohort) -> Tensors:
+def refuse_lost_statistics(server: Tensors, cohort: Cohort) -> Tensors:
     """Raise ValueError if clients lost what they have sent, which the server would add again."""
     if len(cohort.ids):
         raise ValueError(
@@ -285,7 +285,7 @@ def method(model: Program, data: Federation) -> Method:
     one = on_cpu(data.batch(torch.tensor([0])))
     sites, _ = layouts(model, one, "*", 1.0)
     both = on_cpu(data.batch(torch.tensor([0, data.clients - 1])))
-    seen = dict(latent(traced(model, both, 2)))
+    seen = dict(latent(trace_prior(model, both, 2)))
     families, prior = {}, {}
     for site in sites.sites:
         base, name = base_of(seen[site.name]["fn"]), site.name

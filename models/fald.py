@@ -68,10 +68,10 @@ from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.scaffold import gradient
-from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
+from pyrofl.models.shared.curvature import diagonal, full_fisher, slopes, weight_of_each
 from pyrofl.models.shared.gaussians import PARAMETERS, Normals
 from pyrofl.models.shared.kept_models import members
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, spread_out, times, under
@@ -149,7 +149,7 @@ def build(
         share = received["share"]
         loss = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
         if surrogates != "none":
-            w = flattened({n: local[n] for n in names})
+            w = flatten_clients({n: local[n] for n in names})
             loss = loss + factors.energy(role("total", received), w)
             loss = loss - factors.energy(role("own", local), w) / share
         return lr * loss
@@ -217,7 +217,7 @@ def build(
         views={"global": as_received, "ensemble": View(members, with_draws, drawn)},
         metadata=Metadata(
             {" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
-            reset_clients=refused if factor_phases else keep_server_state,
+            reset_clients=refuse_lost_factors if factor_phases else keep_server_state,
             reads={"model": model, "guide": q} if factor_phases else {},
         ),
     )
@@ -269,19 +269,21 @@ class NormalFactors:
             none = torch.zeros_like(received["total/precision"])
             return {
                 "new/precision": none,
-                "slope": flattened(gradients),
+                "slope": flatten_clients(gradients),
                 "each": weight_of_each(data),
             }
 
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add a minibatch's Fisher information to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", received), data)
-            gradients = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
+            gradients = (
+                self.normals.packed(full_fisher(rows)) if self.normals.full else diagonal(rows)
+            )
             return {"new/precision": local["new/precision"] + gradients * local["each"][:, None]}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Replace the client's likelihood approximation; store the change for the server."""
-            w = flattened({n: received[n] for n in names})
+            w = flatten_clients({n: received[n] for n in names})
             precision = local["new/precision"]
             shift = self.times(precision, w) - local["slope"]
             new = {"shift": shift, "precision": precision}
@@ -293,7 +295,7 @@ class NormalFactors:
         return before, add, after
 
 
-def refused(server: Tensors, cohort: Cohort) -> Tensors:
+def refuse_lost_factors(server: Tensors, cohort: Cohort) -> Tensors:
     """Raise ValueError if clients lost likelihood factors that the server's sum still contains."""
     if len(cohort.ids):
         raise ValueError(

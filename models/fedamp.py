@@ -115,7 +115,7 @@ def build(
         is_reported = kept_models.is_heard(server, cohort.ids).tolist()
         ids = zip(cohort.ids.tolist(), is_reported, strict=True)
         xi = [weigh(models, heard, i) if seen else even for i, seen in ids]
-        return under("cloud", kept_models.combined(server, torch.stack(xi)))  # xi [C, J]
+        return under("cloud", kept_models.combine_models(server, torch.stack(xi)))  # xi [C, J]
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's model with the weighted average that it received."""

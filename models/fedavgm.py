@@ -26,7 +26,7 @@ from pyrofl.arguments import NotNegative, ShareBelowOne, checked
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.fedopt import stepped
+from pyrofl.models.fedopt import with_server_optimizer
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -50,5 +50,5 @@ def build(
         server_momentum: beta; what the server remembers lies under "server/optim".
         training: of the clients, as of `fedavg.build`.
     """
-    method = stepped(fedavg.build(net, **training), sgd(server_lr, server_momentum))
+    method = with_server_optimizer(fedavg.build(net, **training), sgd(server_lr, server_momentum))
     return replace(method, name="fedavgm")

@@ -143,7 +143,7 @@ def build(
         with data.clients():
             pi = pyro.sample("pi", check_name(received, local, data))
             with data.rows():
-                pyro.sample("y", mixed(pi, fits(local, data)), obs=data.y)
+                pyro.sample("y", mixture(pi, fits(local, data)), obs=data.y)
 
     def log_density(local: Tensors, data: Batch) -> Tensor:
         """Return each row's log likelihood under each mixture component, [C, B, K]."""
@@ -218,7 +218,7 @@ def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
     return (log_weight.unsqueeze(1) + log_density).softmax(-1)
 
 
-def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
+def mixture(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
     """Return the mixture of K distributions, given their mixture weights.
 
     The batch shape of the distributions is [C, B, K], and weights are [..., C, 1, K].

@@ -70,7 +70,7 @@ from pyrofl.inference.definition.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
 from pyrofl.models.fedpop import langevin
 from pyrofl.models.fisher import STANDARD
-from pyrofl.models.guides.correlated import parted
+from pyrofl.models.guides.correlated import split_vectors
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import network_programs
 from pyrofl.models.pvi.mean_field import MeanField
@@ -79,7 +79,7 @@ from pyrofl.models.pvi.server import MAX_HALVINGS, Covariance
 from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.shared.gaussians import PARAMETERS, draw_count
 from pyrofl.models.shared.laplace import LaplaceCore
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, generator, pick, role, seeded, under
@@ -189,7 +189,7 @@ class Tilted:
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Set the client's normal approximation: mode as mean, curvature as precision."""
             precision = received["precision"] + local["information"]
-            factor = self.core.factor(precision, flattened(role("w", local)))
+            factor = self.core.factor(precision, flatten_clients(role("w", local)))
             return self.with_root(*self.core.normals.moments(factor))
 
         train = self.core.training_phases(epochs, batch, lr, momentum, 1.0)
@@ -203,7 +203,7 @@ class Tilted:
 
         def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the Langevin chain's current draw to the sums of first and second moments."""
-            u = flattened(role("w", local)) - local["center"]
+            u = flatten_clients(role("w", local)) - local["center"]
             # [C, d, d], or [C, d] of the diagonal.
             square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
             return {
@@ -214,7 +214,7 @@ class Tilted:
 
         def nothing(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Reset the Langevin chain's sums of moments to zero after the burn-in."""
-            u = flattened(role("w", local))
+            u = flatten_clients(role("w", local))
             full = self.core.normals.full
             squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
             return {
@@ -278,7 +278,7 @@ class Tilted:
 
         It is known up to a constant.
         """
-        w = {n: v[None, None] for n, v in parted(at["u"], self.core.net.shapes).items()}
+        w = {n: v[None, None] for n, v in split_vectors(at["u"], self.core.net.shapes).items()}
         rows = self.core.likelihood(self.core.net(w, data.x), data.x).log_prob(data.y)
         cavity = {n: received[n][c] for n in PARAMETERS}
         half = self.core.factor(cavity["precision"] / 2, at["u"])["shift"]
@@ -289,7 +289,7 @@ class Tilted:
     ) -> Tensor:
         """Return the tilted distribution's negative log density divided by the row count, [C]."""
         fit = with_guide(self.core.point_guide, elbo(kl=0.0, mean=True))
-        away = flattened(role("w", local)) - local["prior/mean"]
+        away = flatten_clients(role("w", local)) - local["prior/mean"]
         pull = self.core.factor(received["precision"], away)["shift"]
         held: Tensor = 0.5 * (away * pull).sum(-1) / data.size
         return fit(model, guide, received, local, data) + held
@@ -298,7 +298,7 @@ class Tilted:
         """Initialize the client's parameters at the mean of the received cavity distribution."""
         mean, _ = self.core.normals.moments(pick(received, "shift precision"))
         prior = {"mean": mean, "precision": received["precision"]}
-        return under("w", parted(mean, self.core.net.shapes)) | under("prior", prior)
+        return under("w", split_vectors(mean, self.core.net.shapes)) | under("prior", prior)
 
     def root(self, second: Tensor) -> Tensor:
         """Return the Cholesky root of a full covariance, or the square root of variances.

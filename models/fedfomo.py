@@ -128,7 +128,7 @@ def build(
             received_models.any(1, keepdim=True), received_models, first_of(received_models)
         )
         weight = received_models / received_models.sum(1, keepdim=True)  # [C, M]
-        mean = {n: mixed(weight, v) for n, v in others.items()}
+        mean = {n: weighted_sum(weight, v) for n, v in others.items()}
         return mean | under("base", mean)
 
     def approach(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -152,7 +152,7 @@ def build(
         weight = weight / weight.sum(1, keepdim=True)
         models = {n: torch.stack([w[n] for w in losses], 1) for n in here}  # [C, 1 + M, *p]
         away = {n: v - here[n][:, None] for n, v in models.items()}
-        there = {n: v + mixed(weight, away[n]) for n, v in here.items()}
+        there = {n: v + weighted_sum(weight, away[n]) for n, v in here.items()}
         return there | under("base", there) | {"weight": weight[:, 1:]}
 
     def learned(
@@ -228,7 +228,7 @@ def first_of(weight: Tensor) -> Tensor:
     return torch.eye(weight.shape[1]).to(weight)[0].expand_as(weight)
 
 
-def mixed(weight: Tensor, values: Tensor) -> Tensor:
+def weighted_sum(weight: Tensor, values: Tensor) -> Tensor:
     """Sum values [C, M, *p] of M models, multiplied by weights [C, M]; return [C, *p]."""
     return (weight.reshape(*weight.shape, *(1 for _ in values.shape[2:])) * values).sum(1)
 

@@ -42,7 +42,7 @@ from pyrofl.inference.definition.programs import Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import STANDARD, network_programs
-from pyrofl.models.pvi.mean_field import MeanField, of_parameters
+from pyrofl.models.pvi.mean_field import MeanField, network_pvi
 from pyrofl.models.shared.activations import reason_against
 from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.nets import Network
@@ -126,7 +126,7 @@ def build(
     robust = likelihood if loss == "log" else Robust(likelihood, loss, robustness)
     model = Supervised(net, likelihood, prior)
     _, q, tilted = network_programs(net, robust, prior, sites[0], "diagonal")
-    core = of_parameters(
+    core = network_pvi(
         model,
         sites,
         covariance="diagonal",

@@ -39,9 +39,9 @@ from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.shared.ivon import Ivon, independent
+from pyrofl.models.shared.ivon import Ivon, independent_family
 from pyrofl.models.shared.laplace import LaplaceCore
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role
@@ -90,7 +90,7 @@ def build(
     Raises:
         ValueError: if the prior is not normal, or the guide is another one.
     """
-    core = LaplaceCore(net, likelihood, prior, independent(guide))
+    core = LaplaceCore(net, likelihood, prior, independent_family(guide))
     ivon, of_prior = Ivon(core, lr, beta1, beta2, temperature), core.factor_of_prior
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -107,7 +107,7 @@ def build(
         """Start from the received mean and the client's part of the received precision."""
         share = torch.where(received["rows"] > 0, data.size / received["rows"], received["share"])
         goal = {n: v.to(data.size).expand(len(data), -1) for n, v in of_prior.items()}  # [C, d]
-        mean, precision = flattened(role("w", received)), core.precision(received)
+        mean, precision = flatten_clients(role("w", received)), core.precision(received)
         # At least the prior's, where a client has hardly any rows.
         precision = torch.maximum(precision * share[:, None], goal["precision"])
         return ivon.start(mean, precision, goal["precision"], goal, data)

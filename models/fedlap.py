@@ -60,7 +60,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.scaffold import gradient
 from pyrofl.models.shared.client_factors import ClientFactors
 from pyrofl.models.shared.laplace import LaplaceCore
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, under
@@ -141,7 +141,7 @@ def build(
         the cavity's pull P (w - m) where w is the optimum.
         """
         w, precision, mean = (
-            flattened(role("w", local)),
+            flatten_clients(role("w", local)),
             local["prior/precision"],
             local["prior/mean"],
         )
@@ -149,7 +149,7 @@ def build(
         pull = core.factor(precision, w - mean)["shift"]
         if newton:
             slope = gradient(core.model, core.point_guide, elbo(kl=0.0), names, local, local, data)
-            pull = -flattened(slope)
+            pull = -flatten_clients(slope)
         new = core.factor(information, w)
         new["shift"] = new["shift"] + pull
         change = {n: damping * (new[n] - local[f"own/{n}"]) for n in factors.names}

@@ -17,7 +17,7 @@ Optimization", ICLR 2021.
 
 Before round one m = 0 and v = tau^2; as in the paper nothing corrects them for their start. "sgd"
 is FedAvgM: m = beta1 m + d and w = w + server_lr m, with beta1 = 0 and server_lr = 1 FedAvg. Any
-other method's server takes such steps by `stepped`.
+other method's server takes such steps by `with_server_optimizer`.
 
 Use it where FedAvg is slow, or few clients report: the server adapts its step for every weight. It
 assumes that one model suits all, and needs a learning rate at the server.
@@ -76,10 +76,10 @@ def build(
         make = sgd(server_lr, beta1)
     else:
         make = adaptive(optimizer, server_lr, beta1, beta2, tau)
-    return replace(stepped(fedavg.build(net, **training), make), name="fedopt")
+    return replace(with_server_optimizer(fedavg.build(net, **training), make), name="fedopt")
 
 
-def stepped(method: Method, make: Optim) -> Method:
+def with_server_optimizer(method: Method, make: Optim) -> Method:
     """Extend a federated method: its server applies an optimizer to the aggregated update.
 
     Args:

@@ -37,9 +37,9 @@ from pyrofl.data import Batch
 from pyrofl.inference.definition.method import Method, Phase, phase_and_step
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.fedopt import stepped
-from pyrofl.models.guides.correlated import parted
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.fedopt import with_server_optimizer
+from pyrofl.models.guides.correlated import split_vectors
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
@@ -87,7 +87,7 @@ def build(
         """Return training phases for one posterior sample: the mean of an epoch's SGD iterates."""
 
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            mean = flattened(role("sum", local)) / local["steps"][:, None]  # [C, d]
+            mean = flatten_clients(role("sum", local)) / local["steps"][:, None]  # [C, d]
             return {f"sample/{s}": mean}
 
         epoch = replace(burn_in, updates=(step, add), epochs=1)
@@ -96,12 +96,12 @@ def build(
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's message: received parameters minus its estimated update delta_j."""
         drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)  # [C, l, d]
-        start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
-        return parted(start - change(start, drawn, rho), shapes)
+        start, shapes = flatten_clients(received), {n: v.shape[1:] for n, v in received.items()}
+        return split_vectors(start - change(start, drawn, rho), shapes)
 
     draws = tuple(phase for s in range(samples) for phase in draw(s))
     method = replace(base, name="fedpa", phases=(burn_in, *draws, Phase((send,))))
-    return stepped(method, sgd(server_lr, server_momentum))
+    return with_server_optimizer(method, sgd(server_lr, server_momentum))
 
 
 def change(w: Tensor, drawn: Tensor, rho: float) -> Tensor:

@@ -54,7 +54,7 @@ from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_t
 from pyrofl.inference.definition.optim import adam
 from pyrofl.inference.definition.programs import Likelihood, Program
 from pyrofl.models import guides
-from pyrofl.models.guides.correlated import parted
+from pyrofl.models.guides.correlated import split_vectors
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily
 from pyrofl.nets import Network
@@ -118,7 +118,7 @@ def build(
         with batch.clients():
             w = pyro.sample("w", KernelDensity(received["v"], bandwidth))  # p(w_j), [..., C, 1, D]
             with batch.rows():
-                outputs = net(parted(w, net.shapes), batch.x)
+                outputs = net(split_vectors(w, net.shapes), batch.x)
                 pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)
 
     def select(received: Tensors, local: Tensors, batch: Batch) -> None:

@@ -55,11 +55,11 @@ from pyrofl.inference.definition.metadata import SHARED, Metadata
 from pyrofl.inference.definition.method import Method, Phase, as_received, keep_nothing
 from pyrofl.inference.definition.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
-from pyrofl.models.guides.correlated import parted, standard_noise
+from pyrofl.models.guides.correlated import split_vectors, standard_noise
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared.laplace import LaplaceCore
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, times, under
@@ -126,10 +126,10 @@ def build(
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's posterior, and the normal approximation of its likelihood."""
-        factor = core.factor(local["information"], flattened(role("w", local)))
+        factor = core.factor(local["information"], flatten_clients(role("w", local)))
         if local_prior:  # the optimum is that of the factor times the prior
             precision = local["prior/precision"]
-            pull = core.factor(precision, flattened(role("w", local)) - local["prior/mean"])
+            pull = core.factor(precision, flatten_clients(role("w", local)) - local["prior/mean"])
             factor["shift"] = factor["shift"] + pull["shift"]
         own_tensors: Tensors = {}
         if own:
@@ -196,7 +196,7 @@ class Strata:
 
     def start(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start with the prior of c_j."""
-        zero = torch.zeros_like(flattened(role("w", received)))
+        zero = torch.zeros_like(flatten_clients(role("w", received)))
         return under("stratum", {n: v.expand(len(zero), -1) for n, v in self._prior(zero).items()})
 
     def personal(self, received: Tensors, local: Tensors) -> Tensors:
@@ -204,7 +204,7 @@ class Strata:
         normals, k = self.core.normals, self.size
         precision = normals.matrix(self.core.precision(received))
         precision[..., k:, :] = precision[..., :, k:] = 0.0
-        q = self.core.factor(normals.packed(precision), flattened(role("w", received)))
+        q = self.core.factor(normals.packed(precision), flatten_clients(role("w", received)))
         joint = {n: v + local[f"stratum/{n}"] for n, v in q.items()}
         return self.core.guide_parameters(*normals.moments(joint))
 
@@ -219,8 +219,10 @@ class Strata:
         with batch.clients():
             parts = zip(NOISE, mean.tensor_split([k], -1), strict=True)
             w = mean + times(root, torch.cat([standard_noise(n, v) for n, v in parts], -1))
-            density = parted(-own["log_sd"], self.core.net.shapes)  # of w, less that of the noise
-            for n, value in parted(w, self.core.net.shapes).items():
+            density = split_vectors(
+                -own["log_sd"], self.core.net.shapes
+            )  # of w, less that of the noise
+            for n, value in split_vectors(w, self.core.net.shapes).items():
                 axes = density[n].dim() - 2
                 log_q = density[n].flatten(2).sum(-1).expand(value.shape[: value.dim() - axes])
                 pyro.sample(n, dist.Delta(value, log_q, event_dim=axes))

@@ -46,7 +46,7 @@ from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.laplace import LaplaceCore
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
@@ -102,7 +102,7 @@ def build(
 
         Before round one the mean is that of the method's prior.
         """
-        first, w = core.layout.each("mean"), flattened(role("w", q))
+        first, w = core.layout.each("mean"), flatten_clients(role("w", q))
         begun = q["begun"][:, None] > 0
         return {"mean": torch.where(begun, w, first.to(w)), "precision": core.precision(q)}
 
@@ -113,7 +113,7 @@ def build(
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's posterior from the received prior and the Fisher information."""
         precision = local["prior/precision"] + local["information"]
-        factor = core.factor(precision, flattened(role("w", local)))
+        factor = core.factor(precision, flatten_clients(role("w", local)))
         return factor | core.guide_parameters(*core.normals.moments(factor))
 
     def changes(server: Tensors, message: Tensors) -> Tensors:

@@ -40,7 +40,7 @@ from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.client_factors import ClientFactors
 from pyrofl.models.shared.gaussians import PARAMETERS
-from pyrofl.models.shared.ivon import Ivon, independent
+from pyrofl.models.shared.ivon import Ivon, independent_family
 from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -91,7 +91,7 @@ def build(
     Raises:
         ValueError: if the prior is not normal, or the guide is another one.
     """
-    core = LaplaceCore(net, likelihood, prior, independent(guide))
+    core = LaplaceCore(net, likelihood, prior, independent_family(guide))
     factors = ClientFactors(core, init_scale=init_scale)
     ivon = Ivon(core, lr, beta1, beta2, temperature * rho)
 

@@ -161,7 +161,7 @@ def build(
             else:
                 fn = prior_of_alpha("alpha", shape, received, local, batch)
             alpha = pyro.sample("alpha", fn)  # p(alpha^i)
-            w = merged(net, local, alpha)  # eq. 1
+            w = merge_branches(net, local, alpha)  # eq. 1
             with batch.rows():
                 pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
 
@@ -197,7 +197,9 @@ def build(
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the branch weights to send; weights below `drop` are set to zero."""
-        return {"alpha": simplex.trimmed(q.moments(received, local, data)[0]["alpha"], drop)}
+        return {
+            "alpha": simplex.drop_small_weights(q.moments(received, local, data)[0]["alpha"], drop)
+        }
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send the branch weights, and the branches with positive weights."""
@@ -236,7 +238,7 @@ def build(
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Return the mean entropy of the branch weights and the mean number of sent branches."""
         alpha = q.moments(received, local, data)[0]["alpha"]
-        entropy, is_kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
+        entropy, is_kept = torch.special.entr(alpha), simplex.drop_small_weights(alpha, drop) > 0
         sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": is_kept.sum(-1).to(alpha)}
         return {n: v.mean(-1) for n, v in sums.items()}  # over layers, [C, L] -> [C]
 
@@ -295,7 +297,7 @@ def weighty(shapes: Mapping[str, Size]) -> str:
     return " ".join(n for n in shapes if n.rpartition(".")[0] in owners) or "*"
 
 
-def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
+def merge_branches(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
     """Mix branches [..., B, *p] of parameters with branch weights [..., L, B] (eq. 1).
 
     L is 1 if layers share alpha. The result is [..., *p].

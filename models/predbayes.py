@@ -112,7 +112,7 @@ def build(
         )
     settings: fedavg.LocalTrainingOptions = {"lr": 0.05, "prior": fixed(), **training}
     likelihood = settings.get("likelihood", categorical)
-    rows = distillation.fitting(net, server_data, likelihood)
+    rows = distillation.check_unlabeled_rows(net, server_data, likelihood)
     base = fedavg.build(net, **settings)
     burn_in, step = phase_and_step(base)
 
@@ -138,13 +138,13 @@ def build(
         share = torch.tensor(beta).to(like)
         if tuning is not None:
             x, y = tuning[0].to(like), tuning[1].to(like.device)
-            share = tuned(each_predicts(net, models, x, likelihood), y)
+            share = tune_beta(each_predicts(net, models, x, likelihood), y)
         x = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
         student = distillation.distil(
             net,
             average({n: v.mean(1) for n, v in models.items()}, cohort.size),
             x,
-            between(each_predicts(net, models, x, likelihood), share).exp(),
+            interpolate_predictions(each_predicts(net, models, x, likelihood), share).exp(),
             generator,
             likelihood=likelihood,
             swa=False,
@@ -182,7 +182,7 @@ def each_predicts(
     return probabilities.reshape(clients, -1, *probabilities.shape[1:]).mean(1)
 
 
-def between(each: Tensor, beta: Tensor | float) -> Tensor:
+def interpolate_predictions(each: Tensor, beta: Tensor | float) -> Tensor:
     """Interpolate between product and mixture of the clients' predictions [J, U, K].
 
     The result is log p_beta [U, K].
@@ -191,24 +191,24 @@ def between(each: Tensor, beta: Tensor | float) -> Tensor:
     >>> [between(each, beta).exp() for beta in (1.0, 0.0)]
     [tensor([[0.8000, 0.2000]]), tensor([[0.6500, 0.3500]])]
     """
-    product, mixture = extremes(each)
+    product, mixture = log_extremes(each)
     return (beta * product + (1 - beta) * mixture).log_softmax(-1)
 
 
-def extremes(each: Tensor) -> tuple[Tensor, Tensor]:
+def log_extremes(each: Tensor) -> tuple[Tensor, Tensor]:
     """Return log probabilities [U, K] of the product and of the mixture of predictions."""
     log_each = each.clamp(min=torch.finfo(each.dtype).tiny).log()
     return log_each.sum(0).log_softmax(-1), log_each.logsumexp(0).log_softmax(-1)
 
 
-def tuned(each: Tensor, y: Tensor) -> Tensor:
+def tune_beta(each: Tensor, y: Tensor) -> Tensor:
     """Find by bisection the beta in [0, 1] with the smallest mean log loss at labels y [U]."""
-    product, mixture = extremes(each)
+    product, mixture = log_extremes(each)
     gap = product - mixture
     low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)
     for _ in range(MAX_HALVINGS):
         middle = (low + high) / 2
-        mean = (between(each, middle).exp() * gap).sum(-1)
+        mean = (interpolate_predictions(each, middle).exp() * gap).sum(-1)
         rises = bool((mean - gap.gather(1, y[:, None]).squeeze(1)).mean() > 0)
         low, high = (low, middle) if rises else (middle, high)
     return (low + high) / 2
@@ -222,4 +222,6 @@ def ensemble(
     likelihood: Likelihood = categorical,
 ) -> Tensor:
     """Return the combined probabilities [U, K] of rows x, given the clients' messages."""
-    return between(each_predicts(net, role("sample", message), x, likelihood), beta).exp()
+    return interpolate_predictions(
+        each_predicts(net, role("sample", message), x, likelihood), beta
+    ).exp()

@@ -35,7 +35,7 @@ from pyrofl.inference.definition.programs import Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
+from pyrofl.models.pvi.mean_field import Optimizer, network_pvi
 from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.nets import Network
@@ -107,7 +107,7 @@ def build(
             "all parameters are private (without `private`, those of the head); expected some to "
             "be shared, as those of a network with hidden layers"
         )
-    core = of_parameters(
+    core = network_pvi(
         Supervised(net, likelihood, prior),
         of_network(net, prior, init_scale, " ".join(shared)),
         covariance="full" if guide is guides.full_covariance else "diagonal",

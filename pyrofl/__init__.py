@@ -46,7 +46,7 @@ register(
     {
         "checks of arrays": "pyrofl.data.tables.array_checks:array_warnings",
         "checks of frames": "pyrofl.data.tables.row_checks:frame_copy_warnings",
-        "checks of words": "pyrofl.data.tables.data_quality:of_words",
+        "checks of words": "pyrofl.data.tables.data_quality:word_warning",
         "checks of units": "pyrofl.data.tables.array_checks:unit_warnings",
         "constants": "pyrofl.inference.definition.description:constants_hash",
         "clients of rows": "pyrofl.data.tables.owners:named_clients",

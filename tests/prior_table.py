@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoNormal
 import pyrofl
 import pyrofl.models
 from pyrofl.data import Federation
-from pyrofl.experiments.settings import accepted
+from pyrofl.experiments.settings import argument_types
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.models import guides, priors
@@ -97,7 +97,7 @@ CELLS = tuple(
     (method, argument, value)
     for argument, values in ARGUMENTS.items()
     for method, build in BUILDS.items()
-    if argument in accepted(build)
+    if argument in argument_types(build)
     for value in values
 )
 
@@ -109,7 +109,7 @@ def data() -> Federation:
 
 def make(method: str, **settings: Any) -> Method:
     """Build a method with quick settings."""
-    quick = {n: v for n, v in QUICK.items() if n in accepted(BUILDS[method])}
+    quick = {n: v for n, v in QUICK.items() if n in argument_types(BUILDS[method])}
     return BUILDS[method](
         toys.net("mlp:2"), **{**promises.of(method).settings, **quick, **settings}
     )

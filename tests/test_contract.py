@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 
 import pyrofl.models
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.experiments.settings import accepted
+from pyrofl.experiments.settings import argument_types
 from pyrofl.inference.acceleration import grouped_training as training
 from pyrofl.inference.acceleration import groups
 from pyrofl.inference.acceleration.groups import buckets
@@ -241,14 +241,14 @@ def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     expected = usual(name)  # made before what is patched below
     # Choices made before are kept there.
     monkeypatch.setattr(rewriting, "ALTERNATIVES_BY_PHASE", {})
-    real = first_layer.InRows.begin
+    real = first_layer.RowSpaceWeights.begin
 
-    def counted(self: first_layer.InRows, *args: object) -> object:
+    def counted(self: first_layer.RowSpaceWeights, *args: object) -> object:
         moved.extend(self.moving)
         return real(self, *args)
 
     monkeypatch.setattr(rewriting, "pays", lambda phase, *_: phase.batch is not None)
-    monkeypatch.setattr(first_layer.InRows, "begin", counted)
+    monkeypatch.setattr(first_layer.RowSpaceWeights, "begin", counted)
     method = built(name)
     short = federate(method, data(), 2, participation=bernoulli(0.5), chunk_size=12)
     for one, other in zip(short, expected, strict=False):
@@ -769,7 +769,7 @@ def test_without_phases_nobody_trains_or_it_is_refused(name):
 @on_archetypes
 @pytest.mark.parametrize("argument", ["prior", "guide"])
 def test_a_prior_or_guide_of_ones_own_takes_effect_or_is_refused(name, argument):
-    kinds = accepted(MODULES[name].build)
+    kinds = argument_types(MODULES[name].build)
     assert argument in kinds
     values: list[object] = [guides.delta, guides.mean_field]  # one of them is the usual one
     if argument == "prior":

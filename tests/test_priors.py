@@ -14,7 +14,7 @@ import toys
 from pyro.distributions import constraints
 from torch import Size
 
-from pyrofl.experiments.settings import accepted
+from pyrofl.experiments.settings import argument_types
 from pyrofl.inference.definition.prior_conversion import nobody
 from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.engine.federate import federate
@@ -55,7 +55,7 @@ def kind_of(method: str) -> str:
     """Return what a method's prior is of: "entries", "family", "normal" or "simplex"."""
     if method in ("fedem", "pfedmb"):
         return "simplex"
-    if accepted(table.BUILDS[method])["prior"] == priors.PriorFamily:
+    if argument_types(table.BUILDS[method])["prior"] == priors.PriorFamily:
         return "family"
     normal = ("fedep", "fedgvi", "fedivon", "fedlap", "fisher", "fola", "ivonadmm")
     return "normal" if method in normal else "entries"
@@ -67,7 +67,7 @@ WORKS = {
     "family": ("Normal(0, 1)", "Laplace(0, 1)", "StudentT(3)", "dist.Laplace", "mixture()"),
     "simplex": ("Dirichlet",),
 }
-BUILT_ALONE = [m for m, build in table.BUILDS.items() if "prior" in accepted(build)]
+BUILT_ALONE = [m for m, build in table.BUILDS.items() if "prior" in argument_types(build)]
 
 
 @pytest.mark.slow
@@ -82,7 +82,9 @@ def test_what_makes_sense_works(method: str) -> None:
 def after_one_round(method: str, prior: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of server and clients after one round."""
     several = {
-        n: 3 for n in ("epochs", "head_epochs", "own_epochs") if n in accepted(table.BUILDS[method])
+        n: 3
+        for n in ("epochs", "head_epochs", "own_epochs")
+        if n in argument_types(table.BUILDS[method])
     }
     made = table.make(method, prior=prior, **several)
     state = next(federate(made, table.data(), 1, chunk_size=3))

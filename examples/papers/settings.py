@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.experiments.methods import builds
-from pyrofl.experiments.settings import accepted, read_settings
+from pyrofl.experiments.settings import argument_types, read_settings
 from pyrofl.models import fedavg
 
 HERE = Path(__file__).parent
@@ -129,7 +129,7 @@ def usual(method: str, setting: str) -> Any:
 @lru_cache
 def accepted_settings(method: str) -> frozenset[str]:
     """Return the names of a method's settings."""
-    return frozenset(accepted(builds()[method]))
+    return frozenset(argument_types(builds()[method]))
 
 
 @lru_cache

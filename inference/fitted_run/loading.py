@@ -11,7 +11,7 @@ from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.fingerprint import set_fingerprint
 from pyrofl.data.frames import Tables
-from pyrofl.data.outlines import hidden
+from pyrofl.data.outlines import outline_federation
 from pyrofl.files import checkpoint_file, run_json
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.definition.description import described
@@ -66,7 +66,7 @@ def load(
         seeds = {n: int(about[f"seed of {n}"]) for n in vars(Seeds())}
         same = len(set(seeds.values())) == 1
         seed = seeds["init"] if same else Seeds(**seeds)
-        rows = hidden(content["data"]) if data is None else data
+        rows = outline_federation(content["data"]) if data is None else data
         if data is None:
             set_fingerprint(rows, about["hash of the data"])
     except (KeyError, TypeError, AttributeError) as error:

@@ -225,7 +225,7 @@ def server_draw_list(
 ) -> ServerDraws | None:
     """Return the server's list of draws, if the guide selects one of these, and others are near."""
     listed = getattr(method.views[spec.view_name(method)], "listed", None)
-    return listed(state.server) if listed and guided.num_listed_draws else None
+    return listed(state.server) if listed and guided.num_server_draws else None
 
 
 def weights_with_shapes(weighed: WeightedDraws) -> Weights:

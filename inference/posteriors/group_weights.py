@@ -91,7 +91,7 @@ class GroupImportanceSampler:
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
         }
-        if not guided.num_listed_draws:
+        if not guided.num_server_draws:
             self.near = ModeRegression.of(noise, torch.cat(modes))
         return GroupTerms(*(torch.cat(v) for v in zip(*parts, strict=True)))
 
@@ -199,7 +199,7 @@ class GroupImportanceSampler:
             if not len(left):
                 break
         at = torch.where((is_unconverged & is_step_halved)[..., None], last, at)
-        return at, root if self.guided.num_listed_draws else self._widen_roots(noise, at, root)
+        return at, root if self.guided.num_server_draws else self._widen_roots(noise, at, root)
 
     def _widen_roots(self, noise: Tensor, mode: Tensor, root: Tensor) -> Tensor:
         """Return roots [S, C, n, n] whose columns reach where the density is much lower.

@@ -45,7 +45,7 @@ class GuidedSites:
     group: ClientGroup
 
     @cached_property
-    def num_listed_draws(self) -> int:
+    def num_server_draws(self) -> int:
         """Number of the server's draws if the guide selects one of these, else 0."""
         counts = [site["infer"].get("listed") for _, site in self._guided]
         return next(filter(None, counts), 0)
@@ -53,7 +53,7 @@ class GuidedSites:
     @property
     def min_draws(self) -> int:
         """Minimum number of draws of z; few if the guide draws z given each shared draw."""
-        return MIN_LISTED_DRAWS if self.num_listed_draws else MIN_DRAWS
+        return MIN_LISTED_DRAWS if self.num_server_draws else MIN_DRAWS
 
     @cached_property
     def _traced(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:

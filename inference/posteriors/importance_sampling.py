@@ -125,7 +125,7 @@ class Weighing:
     def together(self) -> WeightedDraws:
         """Weigh draws of the shared sites; draws of own sites are those of the last exchanges."""
         try:
-            return self._of_list() if self.guided.num_listed_draws else self._of_noise()
+            return self._of_list() if self.guided.num_server_draws else self._of_noise()
         except SINGULAR as error:
             raise NoUsableDraws(
                 "the weighted draws do not vary in some direction",
@@ -172,7 +172,7 @@ class Weighing:
         the list lacks a mode, neither shows it, so that points elsewhere follow; see `ModeSearch`.
         """
         source, draws = (
-            Listed(self.guided.num_listed_draws),
+            Listed(self.guided.num_server_draws),
             [self.guided.min_draws] * len(self.rows),
         )
         _, reply, ratio = self._tried(source, PILOT_DRAWS_PER_ENTRY, draws, sets=2)
@@ -218,7 +218,9 @@ class Weighing:
         server, level = self._listed_at(elsewhere.noise)
         places = Listed(len(level)).sample((len(level),))
         reply = self.exchange(Request(places, draws, server=server, more=True))
-        missing_mode = elsewhere.second_mode(_ratio(reply) + level, mixture.noise, log_w.exp())
+        missing_mode = elsewhere.missing_mode_warning(
+            _ratio(reply) + level, mixture.noise, log_w.exp()
+        )
         values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
         none = torch.full_like(level, -torch.inf)
         return _weighed(values, torch.cat([log_w, none]), k, doubt, missing_mode)

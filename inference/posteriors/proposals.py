@@ -91,7 +91,7 @@ class ModeSearch(NamedTuple):
     noise: Tensor
     paths: Sequence[tuple[str, int]]
 
-    def second_mode(self, log_p: Tensor, draws: Tensor, weights: Tensor) -> str:
+    def missing_mode_warning(self, log_p: Tensor, draws: Tensor, weights: Tensor) -> str:
         """Return which path has reached another mode of the posterior, without draws, or "".
 
         A point is far from the draw, its density is not far below that of the draw, and a point
@@ -258,12 +258,12 @@ def _features(noise: Tensor, squares: bool) -> Tensor:
     return torch.cat([one, noise, *pairs], 1)
 
 
-def evenly(s: int, draws: int, size: int, source: Generator) -> Tensor:
+def normal_lattices(s: int, draws: int, size: int, source: Generator) -> Tensor:
     """Draw S sets of standard normal quasi-Monte Carlo points, [S, draws, size]."""
-    return lattice(torch.rand(s, size, generator=source, dtype=torch.float64), draws)
+    return normal_lattice(torch.rand(s, size, generator=source, dtype=torch.float64), draws)
 
 
-def lattice(shift: Tensor, draws: int) -> Tensor:
+def normal_lattice(shift: Tensor, draws: int) -> Tensor:
     """Return standard normal quasi-Monte Carlo points [*, draws, n] of uniform shifts [*, n].
 
     The points of a set are a lattice with a random shift (Cranley and Patterson, "Randomization of
@@ -307,7 +307,10 @@ def draw_around_modes(
     """
     n = mode.shape[-1]
     wide = draws if share == 1 else max(1, draws // 8)
-    narrow, wider = lattice(shifts[..., 0, :], draws - wide), lattice(shifts[..., 1, :], wide)
+    narrow, wider = (
+        normal_lattice(shifts[..., 0, :], draws - wide),
+        normal_lattice(shifts[..., 1, :], wide),
+    )
     inner = torch.cat([narrow, WIDER_NORMAL_SCALE * wider], -2).flatten(
         2, 3
     )  # [S, C, sets * draws, n]

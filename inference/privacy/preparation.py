@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.data.tables.wording import listed
-from pyrofl.data.weights import of_classes
+from pyrofl.data.weights import class_weights
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.table_method import TableMethod
 
@@ -88,7 +88,7 @@ def _balanced(method: Method, data: Federation) -> str:
         return ""
     y, ones = data.y.cpu(), torch.ones(len(data.y), dtype=torch.float64)
     train = data.train[: data.clients]
-    balanced = of_classes("balanced", data.classes, y, train, ones)[y]
+    balanced = class_weights("balanced", data.classes, y, train, ones)[y]
     used = torch.cat(train)
     return (
         "class weights are balanced by counts over the clients' rows; expected weights known "

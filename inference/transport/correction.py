@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.data.outlines import facts, hidden
+from pyrofl.data.outlines import facts, outline_federation
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import Request
@@ -75,7 +75,7 @@ class Correction:
     ) -> None:
         method = server.at(max(server.state.number - 1, 0))
         self.server, self.holders, self.count = server, holders, draws
-        self._run = Run(method, hidden(facts(outline)), server.state, server.seed)
+        self._run = Run(method, outline_federation(facts(outline)), server.state, server.seed)
         self.replies = [dict(one) for one in replies]
         self.draws: SharedDraws | None = None
         self._requests: dict[str, Flat] = {}

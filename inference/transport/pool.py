@@ -95,7 +95,7 @@ class Pool:
         """Start a round of training in the worker processes, and return the running round."""
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
-            before = self.states()
+            before = self.new_states()
             for worker, ids in enumerate(self.ids_by_worker):
                 seen, tables = request.state.seen[ids], cut(private, ids)
                 self.post.send(worker, "load", before.number, seen, to_own_storage(tables))
@@ -105,7 +105,7 @@ class Pool:
             self.method = request.method
         return PoolRound(self, request, before)
 
-    def states(self) -> RemoteStates:
+    def new_states(self) -> RemoteStates:
         """Create a numbered reference to client states that the worker processes store."""
         remote_states = RemoteStates(self, next(self.numbers))
         self.held[remote_states.number] = remote_states
@@ -170,7 +170,7 @@ class PoolRound(RunningRound):
 
     def close(self, rejected: Tensor) -> Mapping[str, Tensor]:
         """End the round and return all clients' states; `rejected` ids keep their old one."""
-        states = self.pool.last = self.pool.states()
+        states = self.pool.last = self.pool.new_states()
         for worker in range(len(self.pool.ids_by_worker)):
             self.pool.post.send(worker, "close", self.before.number, states.number, rejected)
         return states

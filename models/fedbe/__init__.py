@@ -26,7 +26,7 @@ Related methods are settings:
                      no client sees an average of models
     FedAvg whose ensemble is watched (figure 3)   distil="none"
     FedBE + FedProx, FedAvgM or SCAFFOLD          on="fedprox", ...: distillation starts from that
-                     method's model; `distilled` puts it on any other
+                     method's model; `with_distillation` puts it on any other
 
 Use it where the server has unlabeled rows of the same kind and clients' models disagree: an
 ensemble of sampled models teaches the next one. It assumes that good models lie around the mean of
@@ -99,7 +99,7 @@ WATCHED = {
 
 
 class Teaching(TypedDict, total=False):
-    """Settings of the ensemble distillation at the server; see `distilled`."""
+    """Settings of the ensemble distillation at the server; see `with_distillation`."""
 
     posterior: ServerPosterior | Fit
     std_scale: float
@@ -145,11 +145,11 @@ def build(
         on: the method whose clients train and whose model distillation starts from.
         mu: of FedProx, per datum; the authors' code has 1e-3.
         server_momentum: of FedAvgM in its averaging form, whose rate is 1 - server_momentum.
-        settings: of the server as of `distilled`, of the clients as of `fedavg.build`,
+        settings: of the server as of `with_distillation`, of the clients as of `fedavg.build`,
             where `decay` is the paper's schedule of their learning rate.
 
     Raises:
-        ValueError: as `distilled` and `fedavg.build`, or for a prior other than FedProx's.
+        ValueError: as `with_distillation` and `fedavg.build`, or for a prior other than FedProx's.
     """
     likelihood = settings.get("likelihood", categorical)
     prior = priors.proximal(mu) if on == "fedprox" else settings.get("prior", flat)
@@ -184,11 +184,13 @@ def build(
     if settings.get("guide") is None:
         q = replace(q, program=points)
     method = replace(method, model=model, guide=q)
-    return distilled(method, net, server_data, likelihood=likelihood, **cast("Teaching", teaching))
+    return with_distillation(
+        method, net, server_data, likelihood=likelihood, **cast("Teaching", teaching)
+    )
 
 
 @checked
-def distilled(
+def with_distillation(
     method: Method,
     net: Network,
     server_data: Tensor | None = None,
@@ -252,7 +254,11 @@ def distilled(
             f"teachers is {teachers!r} with {samples} samples; expected some of the letters S, A "
             "and C, each once, and an ensemble that is not empty"
         )
-    rows = None if distil == "none" else distillation.fitting(net, server_data, likelihood)
+    rows = (
+        None
+        if distil == "none"
+        else distillation.check_unlabeled_rows(net, server_data, likelihood)
+    )
     fits: dict[str, Fit] = {
         "gaussian": partial(gaussian, std_scale=std_scale),
         "dirichlet": partial(dirichlet, alpha=alpha),

@@ -43,7 +43,7 @@ def full_covariance(
     Raises:
         ValueError: if there are more than 2,000 parameters.
     """
-    d = _few(shapes)
+    d = _num_parameters(shapes)
 
     def f(spread_tensors: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
         return e + torch.einsum("...ij,...j->...i", _lower(spread_tensors), e), e.new_zeros(())
@@ -70,7 +70,7 @@ def copula(
     Raises:
         ValueError: if there are more than 2,000 parameters.
     """
-    d = _few(shapes)
+    d = _num_parameters(shapes)
 
     def marginal(spread_tensors: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
         """Transform standard normal entries y by sinh-arcsinh; return values and log Jacobian."""
@@ -234,7 +234,7 @@ def _deviating(
                 spread_tensors, standard_noise(f"_{spread}", like, counted=not rank)
             )
             log_density = log_density - log_sd.sum(-1)
-            for n, part in parted(log_sd.exp() * step, shapes).items():
+            for n, part in split_vectors(log_sd.exp() * step, shapes).items():
                 value, axes = local[f"{loc}/{n}"] + part, len(shapes[n])
                 pyro.sample(n, dist.Delta(value, log_density=log_density, event_dim=axes))
                 log_density = torch.zeros_like(log_density)  # it counts once
@@ -255,8 +255,8 @@ def _deviating(
         """Return the guide's mean and variance of every latent site."""
         spread_tensors = role(spread, local)
         mean, variance = moments(spread_tensors)
-        offset = parted(spread_tensors["log_sd"].exp() * mean, shapes)
-        spreads = parted((2 * spread_tensors["log_sd"]).exp() * variance, shapes)
+        offset = split_vectors(spread_tensors["log_sd"].exp() * mean, shapes)
+        spreads = split_vectors((2 * spread_tensors["log_sd"]).exp() * variance, shapes)
         return {n: local[f"{loc}/{n}"] + v for n, v in offset.items()}, spreads
 
     return Guide(program, start, both, f"{loc}/* {spread}/*")
@@ -269,7 +269,7 @@ def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
     return e
 
 
-def _few(shapes: Shapes) -> int:
+def _num_parameters(shapes: Shapes) -> int:
     """Return the number of parameters; raise ValueError if too large for a full covariance."""
     d = _size(shapes)
     if d > MAX_PARAMETERS:
@@ -293,7 +293,7 @@ def _size(shapes: Shapes) -> int:
     return sum(shape.numel() for shape in shapes.values())
 
 
-def parted(value: Tensor, shapes: Shapes) -> Tensors:
+def split_vectors(value: Tensor, shapes: Shapes) -> Tensors:
     """Split vectors [..., d] into named tensors [..., *p]."""
     parts = value.split([shape.numel() for shape in shapes.values()], -1)
     return {

@@ -71,7 +71,7 @@ def project(value: Tensor) -> Tensor:
     return inside / inside.sum(-1, keepdim=True)
 
 
-def trimmed(alpha: Tensor, drop: float) -> Tensor:
+def drop_small_weights(alpha: Tensor, drop: float) -> Tensor:
     """Set weights [..., B] below `drop` to zero, and rescale the others to sum to one."""
     sparse_alpha = alpha * (alpha >= drop)
     return sparse_alpha / sparse_alpha.sum(-1, keepdim=True)

@@ -37,10 +37,10 @@ from torch import Tensor
 
 from pyrofl.data import Batch
 from pyrofl.inference.definition.rejection import rejecting
-from pyrofl.inference.posteriors.proposals import evenly
+from pyrofl.inference.posteriors.proposals import normal_lattices
 from pyrofl.models.likelihood_factors.predictors import Derivatives, Predictors
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
-from pyrofl.models.shared.gaussians import balanced
+from pyrofl.models.shared.gaussians import balance_noise
 from pyrofl.tensors import Tensors, add_trailing_axes, generator, times
 
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
@@ -71,13 +71,13 @@ def integrate(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tenso
         factors: shift h [J, p + m], precision P [J, p + m, p + m]; and of linear models square and
             count [J], see `linear`.
     """
-    return without_effects(u, noise, factors) + of_effects(u, root, noise, factors)
+    return without_effects(u, noise, factors) + eliminate_effects(u, root, noise, factors)
 
 
 def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     """Return the log product [S] of J factors; the arguments are those of `integrate`."""
     sums = {name: part.sum(0, keepdim=True) for name, part in factors.items()}
-    each = of_effects(u, root, noise, factors)
+    each = eliminate_effects(u, root, noise, factors)
     total: Tensor = without_effects(u, noise, sums)[:, 0] + each.sum(-1)
     if "square" not in factors:
         return total
@@ -98,7 +98,7 @@ def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     return value + 0.5 * noise.log()[:, None] * factors["count"]
 
 
-def of_effects(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
+def eliminate_effects(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     """Return b' A^-1 b / 2 - log det A / 2 [S, J], by elimination of one effect after the other.
 
     Whole tensors [S, J] are many times as fast as small matrices one by one. Where effects have
@@ -441,7 +441,7 @@ def rule(m: int, fine: bool) -> tuple[Tensor, Tensor]:
         log_weight = weights.log().sum(-1)
     else:
         count = LATTICE[fine]
-        nodes = balanced(evenly(1, count, m, generator("likelihood factors"))[0])
+        nodes = balance_noise(normal_lattices(1, count, m, generator("likelihood factors"))[0])
         log_weight = torch.full((count,), -float(np.log(count)), dtype=torch.float64)
         log_weight = log_weight + 0.5 * m * float(np.log(2 * np.pi))
     return nodes, log_weight + 0.5 * nodes.square().sum(-1)

@@ -32,7 +32,7 @@ from pyrofl.models.shared.unconstrained import (
     layouts,
     name_of,
     spread_by_others,
-    traced,
+    trace_prior,
     with_own_support,
 )
 from pyrofl.user_warnings import warn_user
@@ -79,7 +79,7 @@ def _found(
     declared.check()
     if shown is data:  # simulated rows may be outside of supports
         declared.check_responses()
-    sites = dict(latent(traced(program, one, 3, 1.0)))
+    sites = dict(latent(trace_prior(program, one, 3, 1.0)))
     _refuse_scales(sites, declared.client_sites, one)
     centered = _centered(sites, {site.name for site in declared.client_sites.sites})
     scaled_sites = {

@@ -28,7 +28,7 @@ MIN_RELATIVE_VARIANCE = 1e-9  # variance of a cavity, relative to that of the dr
 
 
 class Factored(Protocol):
-    """Methods of likelihood factors that `without` calls."""
+    """Methods of likelihood factors that `without_client` calls."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -41,14 +41,14 @@ class Factored(Protocol):
         """Draw the shared variables again, with other factors of clients."""
 
 
-def truncated(log_weight: Tensor) -> Tensor:
+def truncated_weights(log_weight: Tensor) -> Tensor:
     """Return normalized weights [S, ...], truncated, as weights of few draws have heavy tails."""
     weight = log_weight.softmax(0).clamp(max=len(log_weight) ** -0.5)
     normalized: Tensor = weight / weight.sum(0)
     return normalized
 
 
-def sufficient(weight: Tensor, size: int) -> Tensor:
+def blended_weights(weight: Tensor, size: int) -> Tensor:
     """Return weights [S, ...], blended with equal ones where few draws are effective.
 
     Moments of few effective draws would not have a covariance of `size` variables.
@@ -84,7 +84,7 @@ def inverse(covariance: Tensor) -> Tensor:
     return mended
 
 
-def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
+def without_client(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
     """Return a run's state with draws given all other clients, after rounds without the client.
 
     The state has these draws as server/others [S, d], and as server/level the log of the ratio of

@@ -32,18 +32,18 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_contradicting_rows
 from pyrofl.models.likelihood_factors.leaving import (
     MIN_RELATIVE_VARIANCE,
+    blended_weights,
     inverse,
     positive,
-    sufficient,
-    truncated,
-    without,
+    truncated_weights,
+    without_client,
 )
 from pyrofl.models.likelihood_factors.linear import (
     has_constant_noise,
     is_exact_after_one_round,
     statistics,
 )
-from pyrofl.models.likelihood_factors.rules import rules
+from pyrofl.models.likelihood_factors.rules import message_rules
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
@@ -94,7 +94,9 @@ class LikelihoodFactors:
         """Return the federated method, with a description of the program's sites."""
         names = f"{self.structure.shared_sites.names} {PLACE}"
         others = View(self.read, self.others)
-        factors = Factors(others, self.densities, self.replace, partial(without, self), False)
+        factors = Factors(
+            others, self.densities, self.replace, partial(without_client, self), False
+        )
         return Method(
             name="likelihood_factors",
             init=self.init,
@@ -110,7 +112,7 @@ class LikelihoodFactors:
             metadata=Metadata(
                 {
                     names: SHARED,
-                    **rules(self.structure.linear is not None, self.cavity),
+                    **message_rules(self.structure.linear is not None, self.cavity),
                     " ".join(self.tables): (PER_CLIENT, factors),
                     "mean sd": Moments(
                         self.structure.shared_sites.moments, undamped=True, noise=self.noise
@@ -156,7 +158,7 @@ class LikelihoodFactors:
         u, reads = to_cpu_double(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
-        weight = sufficient(truncated(-value), len(reads))  # [S, C]
+        weight = blended_weights(truncated_weights(-value), len(reads))  # [S, C]
         mean = weight.mT @ u  # [C, d]
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
@@ -259,7 +261,7 @@ class LikelihoodFactors:
         return server | new | under("server", factors | missing)
 
     def others(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send one client draws of the posterior given all other clients; see `without`."""
+        """Send one client draws of the posterior given all other clients; see `without_client`."""
         u = to_cpu_double(server["server/others"])
         return self._given(u, self.log_density(u, self._factors(server)), server, cohort)
 

@@ -18,11 +18,11 @@ from pyrofl.models.shared.matrices import is_semidefinite, is_symmetric, to_cpu_
 from pyrofl.tensors import Tensors
 
 
-def rules(
+def message_rules(
     is_linear: bool, cavity: Callable[[Tensors, Cohort], Tensors]
 ) -> dict[str, Rule | tuple[Rule, ...]]:
     """Return the rules of the tensors of a factor, given what the clients receive."""
-    positive = with_cavity(cavity)
+    positive = cavity_rule(cavity)
     if not is_linear:
         whole = Rule("a symmetric matrix", is_symmetric)
         return {"precision": (whole, positive), "shift precision": MODERATE}
@@ -30,7 +30,7 @@ def rules(
     return {"square count": NOT_NEGATIVE, "*": MODERATE, "precision": (whole, positive)}
 
 
-def with_cavity(cavity: Callable[[Tensors, Cohort], Tensors]) -> JointRule:
+def cavity_rule(cavity: Callable[[Tensors, Cohort], Tensors]) -> JointRule:
     """Return the rule that a factor and the rest of the posterior give a distribution.
 
     The factor of a likelihood that is not log-concave may have a negative precision; clients bound

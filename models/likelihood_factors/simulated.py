@@ -17,7 +17,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.definition.elbo import log_prob, observed, per_draw, weighed
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.structure import OtherStructure, on_cpu
-from pyrofl.models.shared.unconstrained import traced
+from pyrofl.models.shared.unconstrained import trace_prior
 from pyrofl.tensors import generator
 
 NUM_CLIENTS = 48  # simulated; one in twelve has each kind of covariates and responses
@@ -37,7 +37,7 @@ def simulated(program: Program, data: Federation) -> Federation:
     batch = on_cpu(rows.batch(torch.arange(NUM_CLIENTS)))
     total = torch.zeros(1, NUM_CLIENTS)
     try:
-        for name, site in observed(traced(program, batch, PRIOR_DRAWS)):
+        for name, site in observed(trace_prior(program, batch, PRIOR_DRAWS)):
             total = total + per_draw(weighed(site, log_prob(name, site)), NUM_CLIENTS)
     except (ValueError, RuntimeError, IndexError) as error:
         raise unsuitable(error) from error
@@ -62,7 +62,7 @@ def _bounds(program: Program, data: Federation) -> Tensor:
 
     def fails(bounds: Tensor) -> bool:
         try:
-            traced(program, on_cpu(_rows(data, bounds).batch(torch.arange(NUM_CLIENTS))), 2)
+            trace_prior(program, on_cpu(_rows(data, bounds).batch(torch.arange(NUM_CLIENTS))), 2)
         except ValueError:
             return True
         return False

@@ -333,7 +333,7 @@ def build(
         gradient = under("loc", {n: server[f"loc/{n}"] - v for n, v in mean.items()})
         gradient |= source.slope(server, cohort, role("spread", message))
         moved = hypernetwork.learn(server, gradient, optims, MAX_GRADIENT_NORM)
-        moved = hypernetwork.shortened(source, server, moved, hyper_step)
+        moved = hypernetwork.shorten_step(source, server, moved, hyper_step)
         if prune == "snip":
             moved |= pruning.snip(server, gradient, moved, shapes, sparsity)
         after = server | moved | source.store(server, cohort, role("spread", message))
@@ -343,7 +343,7 @@ def build(
         """Return the fraction of the reporting clients' dropout rates that exceed 0.9."""
         theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
         spread = under("spread", source.read(server, cohort.ids))
-        return {SATURATED: pruning.saturated(*moments(theta | spread)).mean()}
+        return {SATURATED: pruning.saturated_fraction(*moments(theta | spread)).mean()}
 
     def begun(received: Tensors) -> Tensors:
         """Reset the dropout parameters among the received tensors to their initial values."""

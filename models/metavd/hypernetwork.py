@@ -158,7 +158,7 @@ def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip:
     return moved
 
 
-def shortened(
+def shorten_step(
     source: DropoutSource, server: Tensors, moved: Tensors, most: float | None
 ) -> Tensors:
     """Scale down a server step until no dropout parameter changes by more than `most`.

@@ -31,7 +31,7 @@ def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
     }
 
 
-def saturated(mean: Tensors, variance: Tensors) -> Tensor:
+def saturated_fraction(mean: Tensors, variance: Tensors) -> Tensor:
     """Return the fraction of each client's dropout rates above 0.9, [C].
 
     The rates follow from the given means and variances of the weights.
@@ -59,7 +59,7 @@ def report(
         mean, spread = moments(tensors)
         rates = {n: dropout_rate(tensors[f"loc/{n}"], v) for n, v in spread.items()}
         statistics["dropout_rate"] = torch.cat([v.flatten(1) for v in rates.values()], 1).mean(1)
-        statistics[f"rates_above_{DROPPED_RATE}"] = saturated(mean, spread)
+        statistics[f"rates_above_{DROPPED_RATE}"] = saturated_fraction(mean, spread)
         statistics |= under("dropout_rate", rates)
         statistics |= {
             f"log_alpha/{n}": log_noise_to_signal(tensors[f"loc/{n}"], v) for n, v in spread.items()

@@ -57,7 +57,7 @@ from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
-from pyrofl.models.shared.linear_head import parted, without_noise
+from pyrofl.models.shared.linear_head import split_head, without_noise
 from pyrofl.models.shared.personal_copies import as_personal, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -119,7 +119,7 @@ def build(
             "is random"
         )
     whole, (net, noise) = net, without_noise(net)
-    base, features, outputs = parted(net)
+    base, features, outputs = split_head(net)
     below = {n: shape for n, shape in whole.shapes.items() if n in noise}
     below |= {} if base is None else base.shapes
     shapes = {**below, **dict.fromkeys(SPREADS, Size(()))}
@@ -225,7 +225,7 @@ def build(
         These are computed with the current network.
         """
         count = data.mask.sum(1)
-        place = spaced(count, rows)
+        place = spaced_rows(count, rows)
         client_index = torch.arange(len(data), device=place.device)[:, None]
         mask = torch.arange(rows, device=place.device) < count[:, None]  # [C, rows]
         with torch.no_grad():
@@ -253,7 +253,7 @@ def build(
     )
 
 
-def spaced(size: Tensor, most: int) -> Tensor:
+def spaced_rows(size: Tensor, most: int) -> Tensor:
     """Return `most` evenly spaced row indices for each client, [C, most], given row counts [C].
 
     A client with fewer rows gets all of them, the last one repeated.

@@ -67,7 +67,7 @@ def sites(
     here = hill.at(among.new_zeros(*count.shape, outputs))
     share, moving = torch.ones_like(here.height), torch.ones_like(here.height, dtype=torch.bool)
     for _ in range(MAX_NEWTON_STEPS):
-        aim = weights(among, *touching(log_prob, here.f, count))[0]
+        aim = weights(among, *taylor_expansion(log_prob, here.f, count))[0]
         new = hill.at(here.pull + share[:, None, None] * (aim - here.pull))
         # A whole step from far away may go down, and further down at every one, if s is large.
         up = new.height >= here.height - hill.slack(here)
@@ -83,7 +83,7 @@ def sites(
             f"the peak of a process's posterior was not found in {MAX_NEWTON_STEPS} steps; "
             "expected a likelihood that is log-concave in f, or a smaller scale"
         )
-    return touching(log_prob, here.f, count)
+    return taylor_expansion(log_prob, here.f, count)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Hill:
         return MAX_ROUNDINGS * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
 
 
-def touching(
+def taylor_expansion(
     log_prob: Callable[[Tensor], Tensor], f: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the second-order Taylor expansion of the log likelihood at f, as (shift, root)."""
@@ -147,7 +147,7 @@ def touching(
         ]
     # Minus the Hessians of the rows, [C, N, K, K].
     curve = torch.stack([torch.zeros_like(f) if r is None else -r for r in rows], 2)
-    root = sparing(curve) * count.sqrt()[..., None, None]
+    root = singular_cholesky(curve) * count.sqrt()[..., None, None]
     f, slope = f.detach(), slope.detach() * count.unsqueeze(2)
     return (root @ (root.mT @ f.unsqueeze(3))).squeeze(3) + slope, root
 
@@ -156,23 +156,23 @@ def lower(matrix: Tensor) -> Tensor:
     """Return Cholesky factors of matrices [..., K, K], or of their diagonals where that fails."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     root, bad = torch.linalg.cholesky_ex(
-        matrix + torch.diag_embed(rounding(matrix).expand_as(diagonal))
+        matrix + torch.diag_embed(rounding_tolerance(matrix).expand_as(diagonal))
     )
     alone = torch.diag_embed(diagonal.clamp(min=0).sqrt())
     return torch.where((bad > 0)[..., None, None], alone, root)
 
 
-def sparing(matrix: Tensor) -> Tensor:
+def singular_cholesky(matrix: Tensor) -> Tensor:
     """Return Cholesky factors, with columns of zeros where a matrix is singular.
 
     A root of what is rounding alone is another one in every batch.
     """
     root = lower(matrix)
     pivots = root.diagonal(dim1=-2, dim2=-1).square()  # [..., K]
-    return root * (pivots > 2 * matrix.shape[-1] * rounding(matrix)).unsqueeze(-2)
+    return root * (pivots > 2 * matrix.shape[-1] * rounding_tolerance(matrix)).unsqueeze(-2)
 
 
-def rounding(matrix: Tensor) -> Tensor:
+def rounding_tolerance(matrix: Tensor) -> Tensor:
     """Return a tolerance for rounding errors of a matrix, from its largest diagonal entry."""
     most = matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp(min=0)
     return MAX_ROUNDINGS * torch.finfo(matrix.dtype).eps * most

@@ -93,7 +93,7 @@ from pyrofl.models.guides import Family, delta
 from pyrofl.models.guides import mean_field as independent_normals  # a submodule has its name
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
+from pyrofl.models.pvi.mean_field import Optimizer, network_pvi
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
@@ -102,7 +102,12 @@ from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.declared import Declared
 from pyrofl.models.shared.gaussians import Normals, draw_count
 from pyrofl.models.shared.sites import Layout
-from pyrofl.models.shared.unconstrained import freed, layouts, noncentered, with_hidden_rows
+from pyrofl.models.shared.unconstrained import (
+    layouts,
+    noncentered,
+    with_hidden_rows,
+    with_real_values,
+)
 from pyrofl.models.shared.unconstrained import of_network as layouts_of
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -183,7 +188,7 @@ def build(
         )
     weights, nothing = layouts_of(net, prior, init_scale)
     model, q, tilted = network_programs(net, likelihood, prior, weights, covariance)
-    core = of_parameters(
+    core = network_pvi(
         model,
         (weights, nothing),
         covariance=covariance,
@@ -333,7 +338,7 @@ def hierarchical(
             "expected 'full' and None, as these are of the normal, guide=None"
         )
     one = data.batch(torch.tensor([0]))
-    program, model = model, freed(model, data)
+    program, model = model, with_real_values(model, data)
     model = noncentered(model, one) if covariance == "full" else model
     sites = layouts(model, one, shared, improper_sd, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):

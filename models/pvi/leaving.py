@@ -13,7 +13,7 @@ from pyrofl.inference.membership import leave
 from pyrofl.models.shared.gaussians import PARAMETERS
 
 
-def without(run: Run, client: str, rounds: int) -> RoundState:
+def without_client(run: Run, client: str, rounds: int) -> RoundState:
     """Continue a run without one client, whose factor stays fixed, and return the new state.
 
     So q / t_j is what the others know, and the client's own information is its factor.

@@ -58,9 +58,9 @@ class MeanField(Partitioned):
         """Return the training phases of a round, given steps, batch size and learning rate."""
         if self.optimizer == "natural":
             step = GradientStep(self.moving, self.natural(steps, lr), self.loss)
-            return Phase((self.restart_from,)), Phase((step,), steps, batch)
+            return Phase((self.begin_round,)), Phase((step,), steps, batch)
         step = GradientStep(self.moving, adam(lr), self.loss)
-        return Phase((self.restart_from,)), Phase((step,), steps, batch), Phase((with_root,))
+        return Phase((self.begin_round,)), Phase((step,), steps, batch), Phase((root_from_log,))
 
     # The server
 
@@ -118,11 +118,11 @@ class MeanField(Partitioned):
         start = {"mean": mean, "root": root} | self.with_logs(root)
         at = {n: torch.cat([v, local[n][:, -own:]], -1) if own else v for n, v in start.items()}
         restarted = {n: torch.where(moved[:, None], local[n], v) for n, v in at.items()}
-        return restarted | {"moved": moved | (self.bayesian(received, batch) > 0)}
+        return restarted | {"moved": moved | (self.regular_mask(received, batch) > 0)}
 
-    def restart_from(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    def begin_round(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Begin a round: reset the client's normal, and compute what is constant in the loss."""
-        center, _, log_det = self.tilt(received, local)
+        center, _, log_det = self.cavity_normal(received, local)
         constant = {"rows/center": center, "rows/log_det": log_det}
         return self.restart(received, local, batch) | constant
 
@@ -130,7 +130,7 @@ class MeanField(Partitioned):
         """Return the local tensors from which clients start in a regular round."""
         return local | self.restart(received, local, batch)
 
-    def bayesian(self, received: Tensors, batch: Batch) -> Tensor:
+    def regular_mask(self, received: Tensors, batch: Batch) -> Tensor:
         """Return 1 for clients in a regular round of PVI, and 0 in a warm-start round, [C]."""
         left = received.get("warm_rounds", torch.zeros_like(batch.size))
         return (left <= 0).to(batch.size)
@@ -139,9 +139,9 @@ class MeanField(Partitioned):
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return the negative ELBO [C], or the negative log likelihood in the warm start."""
-        mean, bayes = local["mean"], self.bayesian(received, batch)
+        mean, bayes = local["mean"], self.regular_mask(received, batch)
         log_root = local["log_root"] if "log_root" in local else local["root"].log()
-        variance, pull = self.divergence(mean, log_root, *self.tilt(received, local))
+        variance, pull = self.divergence(mean, log_root, *self.cavity_normal(received, local))
         moments = self.named(mean), self.named(variance)
         return self.activations.expected(*moments, batch, scale=bayes) + bayes * pull
 
@@ -155,7 +155,7 @@ class MeanField(Partitioned):
         variance, half = VarianceAndDivergence.apply(mean, log_root, center, precision)
         return variance, half - (mean.shape[-1] + log_det) / 2
 
-    def tilt(self, received: Tensors, local: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    def cavity_normal(self, received: Tensors, local: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean and precision of the cavity and prior, [C, n], and its log determinant."""
         shift, precision = received["shift"], received["precision"]
         if self.client_sites.size:
@@ -231,13 +231,13 @@ class VarianceAndDivergence(torch.autograd.Function):
         return of_mean, torch.addcmul(-scale, by_variance, variance, value=2), None, None
 
 
-def with_root(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+def root_from_log(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
     """Return the standard deviations, computed from their trained logarithms."""
     return {"root": local["log_root"].exp()}
 
 
 @checked
-def of_parameters(
+def network_pvi(
     model: Supervised,
     sites: tuple[Layout, Layout],
     *,

@@ -132,7 +132,7 @@ def given_others(
     return moved
 
 
-def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+def update_normal(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
     """Update mean and covariance root of one normal by a bounded natural-gradient step.
 
     They are [d] and [d, d].
@@ -149,7 +149,7 @@ def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor
     return mean - times(root, way / far), root @ (vectors * factors[..., None, :]) @ vectors.mT
 
 
-def halved(
+def halve_until_descent(
     energy: Callable[[Tensors], Tensor],
     before: Tensors,
     after: Tensors,

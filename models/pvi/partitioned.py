@@ -35,12 +35,12 @@ from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
 from pyrofl.inference.definition.optim import Optim
 from pyrofl.inference.definition.programs import Program, without_parameters
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.leaving import without
-from pyrofl.models.pvi.natural_gradient import halved, natural
+from pyrofl.models.pvi.leaving import without_client
+from pyrofl.models.pvi.natural_gradient import halve_until_descent, natural
 from pyrofl.models.pvi.server import Covariance, FactorServer
-from pyrofl.models.shared.gaussians import Normals, balanced, inverse, stacked
+from pyrofl.models.shared.gaussians import Normals, assemble_root, balance_noise, inverse
 from pyrofl.models.shared.sites import Layout
-from pyrofl.models.shared.unconstrained import Scaled, scaling
+from pyrofl.models.shared.unconstrained import Scaled, scaling_mask
 from pyrofl.plates import DRAWS_PLATE
 from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, times, under
 
@@ -87,7 +87,9 @@ class Partitioned(FactorServer):
         together = f"{self.shared_sites.names} {NOISE[0]}{'' if guide else ' _u'}"
         pair = pair or self.pair(self.under_cavity, self.guide)
         guide = without_parameters(guide or self.guide)
-        factors = Factors(View(self.together, self.cavity), self.densities, self.replace, without)
+        factors = Factors(
+            View(self.together, self.cavity), self.densities, self.replace, without_client
+        )
         proper = Rule("a precision of a normal distribution", self.normals.proper)
         return Method(
             name="pvi",
@@ -183,7 +185,7 @@ class Partitioned(FactorServer):
             return start | {"root": torch.cat([root, sd], -1)}
         none = root.new_zeros(len(root), self.client_sites.size, self.shared_sites.size)
         powers = {} if self.scales is None else {"power": none, "about": mean}
-        return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
+        return start | {"root": assemble_root(root, none, torch.diag_embed(sd))} | powers
 
     def recenter(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Express the scale exponents of the client's posterior relative to its current mean.
@@ -306,14 +308,16 @@ class Partitioned(FactorServer):
             with pyro.plate(DRAWS_PLATE, self.draws, dim=-3), batch.clients():
                 zeros = mean.new_zeros(self.draws, len(mean), 1, mean.shape[-1])
                 raw = standard_noise("_noise", zeros)
-            noise = balanced(raw).squeeze(-2).movedim(0, 1)  # [C, S, n]
+            noise = balance_noise(raw).squeeze(-2).movedim(0, 1)  # [C, S, n]
         return {"noise": noise} | under("before", pick(local, self.moving))
 
     def shortened(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Halve optimization steps that increased a client's free energy for the same noise."""
         before, after = role("before", local), pick(local, self.moving)
         energy = partial(self.free_energy, self.model, self.guide, received)
-        now = halved(lambda updated: energy(local | updated, batch), before, after, self._between)
+        now = halve_until_descent(
+            lambda updated: energy(local | updated, batch), before, after, self._between
+        )
         return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
@@ -346,7 +350,7 @@ class Partitioned(FactorServer):
         else:
             slope = client_root[:, d:, :d] @ inverse(client_root[:, :d, :d], upper=False)
             own_mean = own_mean + times(slope, mean - before)
-            joint = stacked(root, slope @ root, client_root[:, d:, d:])
+            joint = assemble_root(root, slope @ root, client_root[:, d:, d:])
         both = {"mean": torch.cat([mean, own_mean], -1), "root": joint}
         counted = received.get("counted", torch.ones_like(local["moved"]))
         old = counted | ~local["moved"]
@@ -367,7 +371,11 @@ class Partitioned(FactorServer):
     @cached_property
     def scales(self) -> Tensor | None:
         """Mask [n - d, d] of the shared variables that scale each client-specific variable."""
-        return scaling(self.shared_sites, self.client_sites) if self.covariance == "full" else None
+        return (
+            scaling_mask(self.shared_sites, self.client_sites)
+            if self.covariance == "full"
+            else None
+        )
 
     @cached_property
     def within(self) -> Tensor | None:

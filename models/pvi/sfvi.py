@@ -41,11 +41,11 @@ from pyrofl.inference.definition.programs import Guide, Program
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
 from pyrofl.models.guides import Family, build_guide
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
+from pyrofl.models.pvi.natural_gradient import given_others, halve_until_descent, update_normal
 from pyrofl.models.pvi.partitioned import MAX_MEAN_STEP, START_SCALE
-from pyrofl.models.shared.gaussians import balanced
+from pyrofl.models.shared.gaussians import balance_noise
 from pyrofl.models.shared.sites import Layout
-from pyrofl.models.shared.unconstrained import Scaled, scaling
+from pyrofl.models.shared.unconstrained import Scaled, scaling_mask
 from pyrofl.plates import DRAWS_PLATE
 from pyrofl.tensors import Tensors, add_trailing_axes, generator, pick, role, times, under
 
@@ -87,7 +87,7 @@ class SharedGuide:
 
     def __post_init__(self) -> None:
         """Raise ValueError if the guide family is not supported."""
-        if not self.noises:
+        if not self.noise_count:
             raise ValueError(
                 "the guide draws each shared variable by itself, or none; expected a family that "
                 "joins them: full_covariance, low_rank(...), copula or flow(...)"
@@ -96,7 +96,7 @@ class SharedGuide:
     def method(self, steps: int, batch: int | None) -> Method:
         """Return SFVI as a federated method; arguments as in `hierarchical`."""
         guide = self.guide  # every time it is asked for it is another object
-        loss = partial(self.told)
+        loss = partial(self.shared_loss)
         settle = (Phase((self.recenter,)), Phase((self.settle,), steps, batch))
         slope = Phase(
             (GradientStep(LEARNED, sgd(1.0), loss),)
@@ -129,7 +129,7 @@ class SharedGuide:
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the parameters of the shared guide around the prior mean."""
         mean, sd = self.shared_sites.prior()
-        bend = self.bend.start({BASE: torch.zeros_like(mean)})
+        bend = self.family_guide.start({BASE: torch.zeros_like(mean)})
         base = {"center": mean, "root": torch.diag(START_SCALE * sd)}
         noise = torch.randint(2**62, (), generator=source)
         count = {"turns": torch.tensor(0), "noise": noise, "share": torch.tensor(1.0 / clients)}
@@ -147,7 +147,7 @@ class SharedGuide:
         new = descend(adam(bend), server, pick(pooled, f"loc/* {BEND}/*"))
         # Along a ridge gradients are small and of one direction, and noise is of any.
         way = now + MOMENTUM * rate**0.5 * (turns > 0) * last
-        center, root = of_one(server["center"], root, way, NATURAL_LR * rate)
+        center, root = update_normal(server["center"], root, way, NATURAL_LR * rate)
         count = {"turns": turns, "noise": server["noise"] + 1, "server/last": way}
         return server | new | {"center": center, "root": root} | count
 
@@ -199,7 +199,7 @@ class SharedGuide:
 
         That is q(z_j | g), given q(g).
         """
-        e, before = balanced(self.drawn(local["about"], batch)), role("own", local)
+        e, before = balance_noise(self.drawn(local["about"], batch)), role("own", local)
 
         def energy(client_guide: Tensors) -> Tensor:
             return self.bound(received, local | under("own", client_guide), batch, e)
@@ -210,21 +210,21 @@ class SharedGuide:
         grad = dict(zip(params, grads, strict=True))
         rate = self.rate(received["turns"])[:, None].to(batch.size)
         after = given_others(before, grad, rate, reach, spread, self.scales)
-        return under("own", halved(energy, before, after, _between))
+        return under("own", halve_until_descent(energy, before, after, _between))
 
-    def told(
+    def shared_loss(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return the client's part of the free energy [C], with noise common to all clients."""
         raw = self.drawn(local["about"], batch)
         common = self.common_noise(received).to(raw)
-        # What is shared stays so, as `balanced` alters noise by that before it alone.
-        e = balanced(torch.cat([common, raw[..., self.noises :]], -1))
+        # What is shared stays so, as `balance_noise` alters noise by that before it alone.
+        e = balance_noise(torch.cat([common, raw[..., self.noise_count :]], -1))
         return self.bound(received, local, batch, e)
 
     def bound(self, received: Tensors, local: Tensors, batch: Batch, e: Tensor) -> Tensor:
         """Return the client's part of the free energy (negative ELBO) [C], given noise."""
-        common, client_noise = e.tensor_split([self.noises], -1)
+        common, client_noise = e.tensor_split([self.noise_count], -1)
         share = received["share"]
 
         def target(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -239,7 +239,7 @@ class SharedGuide:
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample all sites from the guide, and record their log densities."""
-        u = self.bent(local, batch)
+        u = self.transformed_draw(local, batch)
         with batch.clients():
             log_det = torch.linalg.slogdet(local["root"]).logabsdet
             self.shared_sites.sample(u, -log_det.expand(u.shape[:-1]), 1.0)
@@ -255,9 +255,11 @@ class SharedGuide:
                 v, grown = v * exponent.exp(), grown + exponent.sum(-1)
             self.client_sites.sample(v, -grown.expand(v.shape[:-1]), 1.0)
 
-    def bent(self, local: Tensors, batch: Batch) -> Tensor:
+    def transformed_draw(self, local: Tensors, batch: Batch) -> Tensor:
         """Return the shared variables, transformed from a draw of the guide family."""
-        silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
+        silent = poutine.infer_config(
+            self.family_guide.program, lambda site: {"is_auxiliary": True}
+        )
         trace: Any = poutine.trace(silent).get_trace({}, local, batch)
         return local["center"] + times(local["root"], trace.nodes[BASE]["value"])
 
@@ -267,47 +269,49 @@ class SharedGuide:
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
         """Return draws of shared variables [S, C, d], computed from the round's common noise."""
-        e = balanced(self.common_noise(received).to(received["center"]))
+        e = balance_noise(self.common_noise(received).to(received["center"]))
         with FixedNoise(e, e), pyro.plate(DRAWS_PLATE, self.draws, dim=-3):
-            return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
+            return self.transformed_draw(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
         """Return the round's noise [S, C, 1, k], the same for all clients of a server."""
         keys, kind = received["noise"].tolist(), torch.float64
         generators = {key: generator("noise of what clients share", key) for key in {*keys}}
         drawn = {
-            key: torch.randn(self.draws, 1, self.noises, generator=source, dtype=kind)
+            key: torch.randn(self.draws, 1, self.noise_count, generator=source, dtype=kind)
             for key, source in generators.items()
         }
         return torch.stack([drawn[key] for key in keys], 1)
 
     def drawn(self, like: Tensor, batch: Batch) -> Tensor:
         """Draw independent standard normal noise [S, C, 1, k + m] for each client."""
-        size = self.draws, len(batch), 1, self.noises + self.client_sites.size
+        size = self.draws, len(batch), 1, self.noise_count + self.client_sites.size
         with pyro.plate(DRAWS_PLATE, self.draws, dim=-3), batch.clients():
             noise: Tensor = standard_noise("_noise", like.new_zeros(size))
         return noise
 
     @cached_property
-    def bend(self) -> Guide:
+    def family_guide(self) -> Guide:
         """Guide of the given family, with all shared variables as a single site."""
         shapes = {BASE: Size([self.shared_sites.size])}
         return build_guide(self.family, shapes, init_scale=1.0, loc="loc", spread=BEND)
 
     @cached_property
-    def noises(self) -> int:
+    def noise_count(self) -> int:
         """Number of standard normal variables in a draw of the shared variables (k)."""
-        start = self.bend.start({BASE: torch.zeros(1, 1, self.shared_sites.size)})
+        start = self.family_guide.start({BASE: torch.zeros(1, 1, self.shared_sites.size)})
         one = torch.ones(1, 1)
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
         with pyro.validation_enabled(False), ClientNoise([generator(0)]):
-            sites = dict(latent(poutine.trace(self.bend.program).get_trace({}, start, nobody)))
+            sites = dict(
+                latent(poutine.trace(self.family_guide.program).get_trace({}, start, nobody))
+            )
         return normal_event_size(sites[f"_{BEND}"]["fn"]) if f"_{BEND}" in sites else 0
 
     @cached_property
     def scales(self) -> Tensor | None:
         """Mask [m, d] of the shared variables that scale each client-specific variable."""
-        return scaling(self.shared_sites, self.client_sites)
+        return scaling_mask(self.shared_sites, self.client_sites)
 
     @property
     def names(self) -> str:

@@ -153,7 +153,7 @@ def groups(
             continue
         for level, term, effect in _effects(one, drawn, design.client):
             more = _population(method, drawn, term, one.parameter) if total else 0.0
-            values[one.group.name, level, of_parameter(one, term)] = effect + more
+            values[one.group.name, level, term_label(one, term)] = effect + more
     table = ratio_table(values, prob) if ratio else interval_table(values, prob)
     table.index = pd.MultiIndex.from_tuples(values, names=["group", "level", "term"])
     table.attrs["ratio"] = name
@@ -191,7 +191,7 @@ def forest(
 
     method = regression_of(fitted)
     terms = [
-        (one, of_parameter(one, entry), entry)
+        (one, term_label(one, entry), entry)
         for one in method.design.groups
         for entry in one.entries
     ]
@@ -416,7 +416,7 @@ def _population(
     return coefficient_draws(method, drawn, parameter).get(term, 0.0)
 
 
-def of_parameter(one: GroupTerm, term: str) -> str:
+def term_label(one: GroupTerm, term: str) -> str:
     """Return the name of a term of a group in tables, such as "x" or, of sigma, "sigma_x"."""
     return f"{one.parameter}_{term}" if one.parameter else term
 

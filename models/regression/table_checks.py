@@ -12,7 +12,12 @@ import numpy as np
 import pandas as pd
 
 from pyrofl.data.tables.column_summary import ColumnSummary
-from pyrofl.data.tables.data_quality import code_warning, level_warning, of_measurements, of_words
+from pyrofl.data.tables.data_quality import (
+    code_warning,
+    level_warning,
+    measurement_warning,
+    word_warning,
+)
 from pyrofl.data.tables.row_checks import (
     Cells,
     determined_target_warning,
@@ -42,11 +47,11 @@ def warn_of_tables(design: Design, link: str) -> None:
     """
     roster, frames = design.clients.roster, design.clients.frames
     factors, reports = factors_of(design), gather_reports(design, link)
-    texts = [of_words(design.client, roster["sizes"], "clients")]
+    texts = [word_warning(design.client, roster["sizes"], "clients")]
     plain = _plain_texts(design)
     for name in table_columns(design):
         if name in plain:
-            texts.append(of_measurements(name, design.clients.levels[name]))
+            texts.append(measurement_warning(name, design.clients.levels[name]))
         if name in factors:
             own = {n for one in design.groups for n in one.group.factors}
             texts.append(level_warning(name, _levels(design, name), are_common=name not in own))

@@ -15,7 +15,7 @@ from pyrofl.data import Cohort
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.models.shared.gaussians import PARAMETERS
 from pyrofl.models.shared.laplace import LaplaceCore
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.tensors import Tensors, pick, role, under
 
 
@@ -57,7 +57,7 @@ class ClientFactors:
 
     def received(self, received: Tensors) -> Tensors:
         """Return natural parameters of the received q, [C, ...]."""
-        mean = flattened(role("w", received))
+        mean = flatten_clients(role("w", received))
         if self.is_point:
             precision = self.core.factor_of_prior["precision"].expand(len(mean), -1).to(mean)
         else:
@@ -90,11 +90,13 @@ class ClientFactors:
         tensor_metadata = {n: v for n, v in self.core.metadata.tensors.items() if n not in unknown}
         guide = self.core.point_guide if self.is_point else self.core.q
         return Metadata(
-            tensor_metadata, reset_clients=refused, reads={"model": self.core.model, "guide": guide}
+            tensor_metadata,
+            reset_clients=refuse_lost_factors,
+            reads={"model": self.core.model, "guide": guide},
         )
 
 
-def refused(server: Tensors, cohort: Cohort) -> Tensors:
+def refuse_lost_factors(server: Tensors, cohort: Cohort) -> Tensors:
     """Raise ValueError if clients lost their factors, which the server's posterior contains."""
     if len(cohort.ids):
         raise ValueError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch
 from pyrofl.inference.definition.programs import Likelihood
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.nets.network import Forward
 from pyrofl.tensors import Tensors
@@ -79,10 +79,10 @@ def diagonal(rows: Iterator[Tensors]) -> Tensor:
             total = curvature.setdefault(n, torch.zeros_like(v[:, 0]))
             for row in v.unbind(1):  # a fifth of the time of v.square().sum(1), and less memory
                 total.addcmul_(row, row)
-    return flattened(curvature)
+    return flatten_clients(curvature)
 
 
-def whole(rows: Iterator[Tensors]) -> Tensor:
+def full_fisher(rows: Iterator[Tensors]) -> Tensor:
     """Return the clients' full Fisher information matrices [C, d, d], from `slopes`."""
     # [C, B K, d], for K outputs of a row.
     root = torch.cat([torch.cat([v.flatten(2) for v in one.values()], -1) for one in rows], 1)

@@ -30,7 +30,7 @@ from pyrofl.inference.definition.elbo import (
 )
 from pyrofl.inference.definition.programs import NONCENTERED, Program
 from pyrofl.models.shared.sites import LatentSite, Layout
-from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
+from pyrofl.models.shared.unconstrained import name_of, spread_by_others, trace_prior
 from pyrofl.user_warnings import warn_user
 
 PRIOR_DRAWS = 3  # of the prior, to see what changes with what
@@ -98,7 +98,7 @@ class Declared:
     def _refuse_priors(self, names: Iterable[str]) -> None:
         """Raise ValueError if a parameter of the prior of a named site is invalid at all draws."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
-        for name, site in latent(traced(self.program, both, NUM_SINGLE_DRAWS, 1.0)):
+        for name, site in latent(trace_prior(self.program, both, NUM_SINGLE_DRAWS, 1.0)):
             if name in names:
                 _refuse_parameters(name, site["fn"])
 
@@ -106,7 +106,7 @@ class Declared:
         """Raise ValueError if densities at several draws in one run are not those of each alone."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
         draws = max(NUM_SINGLE_DRAWS, min(NUM_JOINT_DRAWS, MAX_CELLS // both.mask.numel()))
-        every = traced(self.program, both, draws, 1.0)
+        every = trace_prior(self.program, both, draws, 1.0)
         values = {name: site["value"] for name, site in latent(every)}
         at_all = _densities(every, both)
         for s in range(NUM_SINGLE_DRAWS):
@@ -114,7 +114,7 @@ class Declared:
                 name: value[s : s + 1] if len(value) == draws else value
                 for name, value in values.items()
             }
-            run = traced(poutine.condition(self.program, alone), both, 1, 1.0)
+            run = trace_prior(poutine.condition(self.program, alone), both, 1, 1.0)
             densities = _densities(run, both)
             if densities.keys() != at_all.keys():
                 return  # a site of one branch alone, which the validation of the method explains
@@ -123,7 +123,7 @@ class Declared:
                 one = together[s] if len(together) > 1 else together[0]
                 if not torch.allclose(one, density[0], rtol=1e-3, atol=1e-3, equal_nan=True):
                     again = _densities(
-                        traced(poutine.condition(self.program, values), both, draws, 1.0), both
+                        trace_prior(poutine.condition(self.program, values), both, draws, 1.0), both
                     )
                     if not torch.allclose(again[name], together, equal_nan=True):
                         raise ValueError(
@@ -223,7 +223,7 @@ class Declared:
     def values(self) -> dict[str, Tensor]:
         """Prior draws of all latent sites of the user's program, by name."""
         latent_sites = latent(
-            traced(self.program, self.data.batch(torch.tensor([0])), PRIOR_DRAWS, 1.0)
+            trace_prior(self.program, self.data.batch(torch.tensor([0])), PRIOR_DRAWS, 1.0)
         )
         return {name: site["value"] for name, site in latent_sites}
 
@@ -281,7 +281,7 @@ class Declared:
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]
             first[name] = value[:1].expand(PRIOR_DRAWS, len(batch), *value.shape[2:])  # [S, C, ...]
-        return traced(poutine.condition(self.program, first), batch, PRIOR_DRAWS, 1.0)
+        return trace_prior(poutine.condition(self.program, first), batch, PRIOR_DRAWS, 1.0)
 
 
 def _refuse_parameters(name: str, fn: Any) -> None:

@@ -40,7 +40,9 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
     return log_prob[:, 0].T
 
 
-def fitting(net: Network, server_data: Tensor | None, likelihood: Likelihood) -> Tensor:
+def check_unlabeled_rows(
+    net: Network, server_data: Tensor | None, likelihood: Likelihood
+) -> Tensor:
     """Return the unlabeled rows; raise ValueError if network or likelihood reject them."""
     if server_data is None or not len(server_data):
         raise ValueError(
@@ -108,7 +110,7 @@ def cyclical(step: int, cycle: int, high: float, low: float) -> float:
     return (1 - t) * high + t * low
 
 
-def collected(steps: int, cycle: int, start: float = SWA_START_SHARE) -> list[int]:
+def averaging_steps(steps: int, cycle: int, start: float = SWA_START_SHARE) -> list[int]:
     """Return the numbers of the steps at which stochastic weight averaging updates its mean.
 
     These are the ends of cycles after the fraction `start` of all steps, or else the last step.
@@ -155,7 +157,7 @@ def distil(
     )
     mean = AveragedModel(student)
     steps = epochs * ceil(len(x) / batch)
-    taken = set(collected(steps, cycle, swa_start) if swa else [steps])
+    taken = set(averaging_steps(steps, cycle, swa_start) if swa else [steps])
     order = make_schedule([torch.arange(len(x))], [epochs], batch, [generator])
     with torch.enable_grad():
         for i, (index, mask) in enumerate(zip(order.rows[:, 0], order.mask[:, 0], strict=True), 1):

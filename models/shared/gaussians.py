@@ -150,7 +150,7 @@ def inverse(triangle: Tensor, upper: bool) -> Tensor:
     return inverse_root
 
 
-def stacked(shared_sites: Tensor, below: Tensor, client_sites: Tensor) -> Tensor:
+def assemble_root(shared_sites: Tensor, below: Tensor, client_sites: Tensor) -> Tensor:
     """Assemble a lower triangular covariance root [C, n, n] from three blocks."""
     top = torch.cat(
         [shared_sites, shared_sites.new_zeros(*shared_sites.shape[:-1], client_sites.shape[-1])], -1
@@ -165,7 +165,7 @@ def draw_count(draws: int, variables: int, covariance: str) -> int:
     return draws if covariance == "diagonal" else max(draws, 2 * variables)
 
 
-def balanced(noise: Tensor) -> Tensor:
+def balance_noise(noise: Tensor) -> Tensor:
     """Adjust standard normal noise [S, ..., n] to be symmetric, with identity covariance.
 
     The second half mirrors the first. With at least 2 n draws their second moments are the

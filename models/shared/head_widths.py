@@ -23,7 +23,7 @@ from pyrofl.inference.definition.elbo import latent, trace_program, with_rows
 from pyrofl.inference.definition.method import ClosedFormUpdate
 from pyrofl.inference.definition.programs import Guide, Likelihood
 from pyrofl.models.guides import log_mean_field, mean_field
-from pyrofl.models.guides.correlated import parted
+from pyrofl.models.guides.correlated import split_vectors
 from pyrofl.models.shared import curvature
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role
@@ -58,7 +58,7 @@ def widths_update(
             w = {n: site["value"].squeeze(1).detach() for n, site in draw.items()}  # [C, *p]
             fisher = information(net, head, likelihood, local, w, data)
             precision = precision + fisher / num_particles
-        state = guide.start(role("mu", local), parted(precision.rsqrt(), shapes))
+        state = guide.start(role("mu", local), split_vectors(precision.rsqrt(), shapes))
         return pick(state, "pi/*")
 
     return update_widths

@@ -28,12 +28,12 @@ from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.guides import Family, mean_field
-from pyrofl.models.guides.correlated import parted, standard_noise
+from pyrofl.models.guides.correlated import split_vectors, standard_noise
 from pyrofl.models.shared.laplace import LaplaceCore
 from pyrofl.tensors import Tensors, under
 
 
-def independent(guide: Family) -> Family:
+def independent_family(guide: Family) -> Family:
     """Return the guide's family; raise ValueError if it is not that of independent normals."""
     if guide is not mean_field:
         raise ValueError(
@@ -95,7 +95,7 @@ class Ivon:
         self, model: Program, _: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
         """Return the mean loss per row [C] at the drawn weights."""
-        w = parted(local["mean"] + local["noise"] + local["slope"], self.core.net.shapes)
+        w = split_vectors(local["mean"] + local["noise"] + local["slope"], self.core.net.shapes)
         fit = with_guide(self.core.point_guide, elbo(kl=0.0, mean=True))
         return fit(model, self.core.point_guide, received, local | under("w", w), data)
 

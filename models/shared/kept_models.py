@@ -47,7 +47,7 @@ def evenly(server: Tensors) -> Tensor:
     return heard / heard.sum()
 
 
-def combined(server: Tensors, weights: Tensor) -> Tensors:
+def combine_models(server: Tensors, weights: Tensor) -> Tensors:
     """Return weighted sums [C, *p] of all clients' stored models, given weights [C, J].
 
     Client by client, so that the last bit does not depend on other clients.

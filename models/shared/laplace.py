@@ -35,13 +35,13 @@ from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.inference.definition.programs import Guide, Likelihood, Prior, Supervised
 from pyrofl.models.guides import Family, delta, full_covariance, mean_field
-from pyrofl.models.guides.correlated import parted
-from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
+from pyrofl.models.guides.correlated import split_vectors
+from pyrofl.models.shared.curvature import diagonal, full_fisher, slopes, weight_of_each
 from pyrofl.models.shared.gaussians import MAX_FULL, PARAMETERS, Normals
 from pyrofl.models.shared.matrices import is_semidefinite
 from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import of_network
-from pyrofl.models.shared.vectors import flattened
+from pyrofl.models.shared.vectors import flatten_clients
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 
@@ -97,9 +97,9 @@ class LaplaceCore:
 
         The mean is [..., d].
         """
-        center = parted(mean, self.net.shapes)
+        center = split_vectors(mean, self.net.shapes)
         if not self.normals.full:
-            return self.q.start(center, parted(root, self.net.shapes))
+            return self.q.start(center, split_vectors(root, self.net.shapes))
         root = torch.diag_embed(root) if root.dim() == mean.dim() else root
         sd = root.diagonal(dim1=-2, dim2=-1)
         row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
@@ -115,7 +115,7 @@ class LaplaceCore:
 
     def reset_information(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Reset the Fisher information to zero, and store the mean weight of the rows."""
-        center = flattened(role("w", local))
+        center = flatten_clients(role("w", local))
         d = self.layout.size
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {
@@ -161,9 +161,9 @@ class LaplaceCore:
         def pull(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Apply the proximal step towards the prior mean m: m + (I + c P)^-1 (w - m)."""
             mean, hold = local["prior/mean"], local["hold"]
-            away = flattened(role("w", local)) - mean
+            away = flatten_clients(role("w", local)) - mean
             near = mean + (times(hold, away) if self.normals.full else hold * away)
-            return under("w", parted(near, self.net.shapes))
+            return under("w", split_vectors(near, self.net.shapes))
 
         step = GradientStep(
             "w/*", sgd(lr, momentum, clip), with_guide(self.point_guide, elbo(kl=0.0, mean=True))
@@ -177,7 +177,7 @@ class LaplaceCore:
 
         It is computed from `slopes`, and the weight is `each`.
         """
-        precision = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
+        precision = self.normals.packed(full_fisher(rows)) if self.normals.full else diagonal(rows)
         precision = precision * each[:, None]
         return precision if self.normals.full else precision.clamp(max=MAX_PRECISION)
 
@@ -196,12 +196,12 @@ class LaplaceCore:
         """Return the precision [C, ...] of a normal, given its guide parameters."""
         if not self.normals.full:
             _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
-            return flattened(variance).reciprocal().clamp(max=MAX_PRECISION)
+            return flatten_clients(variance).reciprocal().clamp(max=MAX_PRECISION)
         spread_tensors = role("spread", q)
         root = torch.diag_embed(spread_tensors["log_sd"].exp())
         row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
         root[..., row, column] = spread_tensors["below"] * spread_tensors["log_sd"].exp()[..., row]
-        return self.normals.naturals(flattened(role("w", q)), root)["precision"]
+        return self.normals.naturals(flatten_clients(role("w", q)), root)["precision"]
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send the natural parameters of the client's normal factor."""

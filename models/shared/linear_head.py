@@ -16,7 +16,7 @@ def without_noise(net: Network) -> tuple[Network, list[str]]:
     return cut[0], [name]
 
 
-def parted(net: Network) -> tuple[Network | None, int, int]:
+def split_head(net: Network) -> tuple[Network | None, int, int]:
     """Return the network below its head, and the head's numbers of inputs and outputs."""
     head, cut = net.select_params(net.head), net.split(net.head)
     weight = max(head.values(), key=len)

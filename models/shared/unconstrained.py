@@ -45,7 +45,7 @@ SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
-def scaling(shared_sites: Layout, client_sites: Layout) -> Tensor | None:
+def scaling_mask(shared_sites: Layout, client_sites: Layout) -> Tensor | None:
     """Return a mask [m, d] of the shared variables that scale each client-specific one, or None.
 
     Own variables are those of the client.
@@ -114,7 +114,7 @@ def noncentered(program: Program, batch: Batch) -> Program:
     """Return the Pyro program with its normal sites of random scale in non-centered form."""
     names = {
         name
-        for name, site in latent(traced(program, batch, 2, step=1.0))
+        for name, site in latent(trace_prior(program, batch, 2, step=1.0))
         if spread_by_others(site["fn"])
     }
 
@@ -156,7 +156,7 @@ class Freed(Messenger):
         as_deterministic(msg, free.bijection(value))
 
 
-def freed(program: Program, data: Federation) -> Program:
+def with_real_values(program: Program, data: Federation) -> Program:
     """Return the Pyro program with real values of sites whose support depends on others or data."""
     names = frozenset(with_own_support(program, data))
 
@@ -171,7 +171,7 @@ def freed(program: Program, data: Federation) -> Program:
 def with_own_support(program: Program, data: Federation) -> list[str]:
     """Return the sites whose support depends on other sites, or on a client's data."""
     both = data.batch(torch.tensor([0, data.clients - 1]).unique())
-    seen = latent(traced(program, both, 2, step=1.0))
+    seen = latent(trace_prior(program, both, 2, step=1.0))
     return [name for name, site in seen if has_own_support(site)]
 
 
@@ -247,7 +247,7 @@ def layouts(
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms. A site of rows has as many places as the longest client has `rows`.
     """
-    trace = traced(program, batch, draws)
+    trace = trace_prior(program, batch, draws)
     for name, node in trace.nodes.items():
         refuse_subsampling(name, node)
     seen = dict(latent(trace))
@@ -315,7 +315,7 @@ def of_network(
     return layouts(drawn, nobody(), shared, improper_sd, draws=64)
 
 
-def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
+def trace_prior(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
     """Run a Pyro program on draws of its prior and return the trace; for `step` see `_Improper`."""
     tracer: Any = poutine.trace(program)
     with (

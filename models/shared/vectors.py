@@ -8,6 +8,6 @@ from torch import Tensor
 from pyrofl.tensors import Tensors
 
 
-def flattened(tensors: Tensors) -> Tensor:
+def flatten_clients(tensors: Tensors) -> Tensor:
     """Flatten all parameters of each client into one vector, [C, d]."""
     return torch.cat([v.reshape(len(v), -1) for v in tensors.values()], 1)

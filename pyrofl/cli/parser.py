@@ -127,7 +127,7 @@ def on_data(place: str) -> Callable[[Namespace], None]:
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[CommandOption, ...]]] = {
     "list": (
         "list methods, data sets, partitions and other choices",
-        load("cli.commands.listing:list_all"),
+        load("cli.commands.listing:list_choices"),
         (LIST_SECTION_ARGUMENT,),
     ),
     "explain": (

@@ -18,7 +18,7 @@ from pyrofl.data.batch import Batch, RowScale
 from pyrofl.data.roster import Cohort, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
 from pyrofl.data.tables.source import Source
-from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
+from pyrofl.data.weights import OfClasses, check_weights, class_weights, site_weights
 from pyrofl.extensions import find_extension
 from pyrofl.summaries import Summarized, picture
 from pyrofl.user_warnings import warn_user
@@ -191,7 +191,9 @@ class Federation(FederationFields, Summarized):
             return federation
         return replace(
             federation,
-            weights=of_sites(weights, sites, federation.names, federation.train, len(federation.y)),
+            weights=site_weights(
+                weights, sites, federation.names, federation.train, len(federation.y)
+            ),
         )
 
     def with_class_weights(self, classes: OfClasses) -> Federation:
@@ -213,7 +215,7 @@ class Federation(FederationFields, Summarized):
             raise ValueError("y is a number; expected data with classes for class weights")
         ones = torch.ones(len(self.y), dtype=torch.float64)
         before, y = ones if self.weights is None else self.weights, self.y.cpu()
-        each = of_classes(classes, self.classes, y, self.train[: self.clients], before)
+        each = class_weights(classes, self.classes, y, self.train[: self.clients], before)
         return replace(self, weights=before * each[y])
 
     def overview(self) -> dict[str, str]:

@@ -74,7 +74,7 @@ def facts(data: Federation) -> dict[str, Any]:
     }
 
 
-def hidden(facts: Mapping[str, Any]) -> Federation:
+def outline_federation(facts: Mapping[str, Any]) -> Federation:
     """Build a federation without its rows from the metadata that `facts` returned."""
     sizes, nobody = facts["sizes"], torch.zeros(0, dtype=torch.long)
     x, y = (

@@ -28,7 +28,7 @@ def check_weights(weights: Tensor, rows: int) -> None:
         raise ValueError(f"row {row} weighs {float(weights[row]):g}; expected a number, at least 0")
 
 
-def of_classes(
+def class_weights(
     weights_by_class: OfClasses,
     classes: Sequence[str],
     y: Tensor,
@@ -57,7 +57,7 @@ def of_classes(
     )
 
 
-def of_sites(
+def site_weights(
     weights: Mapping[str, Any],
     sites: Mapping[str, Sequence[Any]],
     names: Sequence[str],

@@ -9,7 +9,14 @@ from typing import Any
 from pyrofl.arguments import check_name
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.method_names import method_summaries
-from pyrofl.experiments.settings import ELAPSED, Build, Value, accepted, arguments, read_settings
+from pyrofl.experiments.settings import (
+    ELAPSED,
+    Build,
+    Value,
+    argument_types,
+    arguments,
+    read_settings,
+)
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.start import first
@@ -39,7 +46,7 @@ def methods(
 def _built(
     name: str, build: Build, task: Task, rounds: int, settings: Mapping[str, Value]
 ) -> Scheduled:
-    wanted = accepted(build)
+    wanted = argument_types(build)
     arguments: dict[str, Any] = {"likelihood": named(task.likelihood), **settings}
     if "server_data" in wanted:
         arguments["server_data"] = task.data.server_data
@@ -59,7 +66,7 @@ def _built(
     return lambda number: build(task.net, **arguments, elapsed=number / rounds)
 
 
-def reaching(words: Sequence[str], method: str) -> list[str]:
+def settings_of_method(words: Sequence[str], method: str) -> list[str]:
     """Return the settings that apply to a method, as "name=value" without the method's name.
 
     A later setting replaces an earlier one of the same name.

@@ -245,7 +245,7 @@ def cost(spent: PrivacySpent | None) -> dict[str, float]:
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
-def unlearned(run: Run) -> str:
+def failure_reason(run: Run) -> str:
     """Return the reason why a run diverged or aggregated no update; "" for other runs."""
     status = run.status
     if status.kind == "diverged":

@@ -41,7 +41,7 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
         run_folder.write_csv(folder / ROWS_FILE, columns, lines, is_private=True)
 
 
-def of_run(data: Federation, scores: list[Scores]) -> DataFrame:
+def rows_of_run(data: Federation, scores: list[Scores]) -> DataFrame:
     """Return the predictions of single rows, as `read` returns them of a saved run."""
     from pandas import DataFrame
 
@@ -148,6 +148,6 @@ def with_scores(table: DataFrame, by: RowScore) -> DataFrame:
     return table.assign(score=score)
 
 
-def of_model(table: DataFrame, model: Model) -> DataFrame:
+def rows_of_model(table: DataFrame, model: Model) -> DataFrame:
     """Return the rows of a table of predictions that were predicted by the given model."""
     return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]

@@ -62,7 +62,7 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
 
 def arguments(build: Build) -> dict[str, Any]:
     """Return the types of a method's arguments that can be given as text."""
-    kinds = {n: with_program(n, k) for n, k in accepted(build).items() if n not in KNOWN}
+    kinds = {n: with_program(n, k) for n, k in argument_types(build).items() if n not in KNOWN}
     return {name: kind for name, kind in kinds.items() if readable(kind)}
 
 
@@ -71,7 +71,7 @@ def with_program(name: str, kind: Any) -> Any:
     return Union[(*readable(kind), PROGRAMS[name])] if name in PROGRAMS else kind
 
 
-def accepted(build: Build) -> dict[str, Any]:
+def argument_types(build: Build) -> dict[str, Any]:
     """Return the types of a method's arguments, including those passed on to other functions."""
     hints = get_type_hints(build)
     settings: dict[str, Any] = {}

@@ -82,7 +82,7 @@ _load = lru_cache(maxsize=1)(datasets.load)
 
 def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
     """Load the data set of an experiment and partition it among clients."""
-    seed = given(experiment.split_seed, seed)
+    seed = seed_or_default(experiment.split_seed, seed)
     dataset = load(experiment, seed)
     federation = federations.split(
         dataset,
@@ -115,7 +115,7 @@ def held_out(experiment: Experiment) -> int | list[str]:
     return names
 
 
-def given(seed: int | None, default: int) -> int:
+def seed_or_default(seed: int | None, default: int) -> int:
     """Return a seed, or the default seed if it is None."""
     return default if seed is None else seed
 
@@ -138,8 +138,11 @@ def task(experiment: Experiment, seed: int) -> Task:
     dataset, federation = split(experiment, seed)
     net = network_for(str(experiment.net), federation, dataset.likelihood)
     own = (experiment.init_seed, experiment.participation_seed, experiment.noise_seed)
-    seeds = Seeds(*(given(one, seed) for one in own))
-    split_seed, data = given(experiment.split_seed, seed), federation.to(device(experiment.device))
+    seeds = Seeds(*(seed_or_default(one, seed) for one in own))
+    split_seed, data = (
+        seed_or_default(experiment.split_seed, seed),
+        federation.to(device(experiment.device)),
+    )
     return Task(seed, split_seed, seeds, data, net, dataset.likelihood)
 
 

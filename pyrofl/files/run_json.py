@@ -33,8 +33,8 @@ def write(
     """
     there = {name: path for name in names if (path := folder / name).is_file()}
     hashes = {name: _of_file(path) for name, path in there.items()}
-    hashes |= {CHECKPOINT: of_facts(settings)} if settings else {}
-    write_json(folder / RUN_FILE, {**facts, HASHES: {RUN_FILE: of_facts(facts), **hashes}})
+    hashes |= {CHECKPOINT: hash_of_facts(settings)} if settings else {}
+    write_json(folder / RUN_FILE, {**facts, HASHES: {RUN_FILE: hash_of_facts(facts), **hashes}})
 
 
 def read(path: Path, tables: bool = False) -> Any:
@@ -56,7 +56,7 @@ def read(path: Path, tables: bool = False) -> Any:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     hashes = facts.pop(HASHES, {}) if isinstance(facts, dict) else {}
     hashes = hashes if isinstance(hashes, dict) else {RUN_FILE: hashes}
-    current_hashes = {RUN_FILE: of_facts(facts)} if RUN_FILE in hashes else {}
+    current_hashes = {RUN_FILE: hash_of_facts(facts)} if RUN_FILE in hashes else {}
     for name in hashes.keys() - {RUN_FILE, CHECKPOINT} if tables else ():
         if Path(name).name == name and (file := path.with_name(name)).is_file():
             current_hashes[name] = _of_file(file)
@@ -82,8 +82,8 @@ def refuse_other_checkpoint(folder: Path, settings: Mapping[str, Any], number: i
         was, rounds = facts[HASHES][CHECKPOINT], int(facts["rounds"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return  # it has no such hash, or `read` reports what is wrong
-    other = "another run" if was != of_facts(settings) else f"round {number} of {rounds}"
-    if was != of_facts(settings) or number < rounds:
+    other = "another run" if was != hash_of_facts(settings) else f"round {number} of {rounds}"
+    if was != hash_of_facts(settings) or number < rounds:
         raise ValueError(
             f"{folder / CHECKPOINT} is of {other} than {path} describes; restore both files of one "
             "run, or run again with --overwrite"
@@ -95,7 +95,7 @@ def _of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def of_facts(facts: Any) -> str:
+def hash_of_facts(facts: Any) -> str:
     """Return a hash of the content of run.json, whatever its order and layout."""
     plain = json.loads(json.dumps(facts))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

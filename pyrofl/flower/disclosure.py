@@ -9,7 +9,7 @@ from typing import NoReturn
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.data.outlines import facts, hidden
+from pyrofl.data.outlines import facts, outline_federation
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import text_tables
 from pyrofl.flower.project import REGRESSION_METHOD, Project
@@ -165,7 +165,7 @@ def _tried(
         records.append(client.weigh(requests["site"]))
         raise CannotCorrect("this is a trial", "", quiet=True)
 
-    run = Run(one, hidden(facts(data)), server.state, server.seed)
+    run = Run(one, outline_federation(facts(data)), server.state, server.seed)
     corrected_shared(run, reporter(server, send, here), 1)
     for flat in records:
         yield "weights", flat

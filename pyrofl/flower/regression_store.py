@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from pyrofl.data import Federation
-from pyrofl.data.outlines import facts, hidden, outline
+from pyrofl.data.outlines import facts, outline, outline_federation
 from pyrofl.experiments.regressions import RegressionExperiment
 from pyrofl.experiments.results import facts_of
 from pyrofl.files import run_json
@@ -37,7 +37,7 @@ class RegressionStore(ResultStore):
         design: Any = self.method.design  # type: ignore[attr-defined]
         roster = self.server.roster
         bare = outline(roster.names, roster.sizes, (len(design.places),), dtype=roster.dtype)
-        return hidden(facts(replace(bare, source=design.source)))
+        return outline_federation(facts(replace(bare, source=design.source)))
 
     @property
     def evaluation_requests(self) -> list[EvaluationFields]:

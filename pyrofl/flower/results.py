@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.data import Federation
-from pyrofl.data.outlines import facts, hidden, outline
+from pyrofl.data.outlines import facts, outline, outline_federation
 from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.data.tables.source import Source
 from pyrofl.experiments.experiment import Experiment, default_interval
@@ -17,9 +17,9 @@ from pyrofl.experiments.results import (
     TABLES,
     drawn,
     facts_of,
+    failure_reason,
     figures_of_rounds,
     score_table,
-    unlearned,
     write_tables,
 )
 from pyrofl.files import checkpoint_file, run_folder, run_json
@@ -83,7 +83,7 @@ class ResultStore:
         shape = (roster.names, roster.sizes, (len(features),), (), project.classes, project.type)
         columns = Preprocessor(tuple(map(ColumnPreprocessing, features)))  # read as they are
         source = Source(project.target, features, preparation=columns)
-        return hidden(facts(replace(outline(*shape), source=source)))
+        return outline_federation(facts(replace(outline(*shape), source=source)))
 
     @property
     def evaluation_requests(self) -> list[EvaluationFields]:
@@ -216,7 +216,7 @@ class ResultStore:
     @property
     def problem(self) -> str:
         """Return the reason why the method's run diverged or aggregated no update, or ""."""
-        return unlearned(self.run)
+        return failure_reason(self.run)
 
     def table(self) -> str:
         """Format a table of the method's scores, with lines on its end and its posterior draws."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.data.loaders.csv_files import codes_of, refuse_range
 from pyrofl.data.tables.columns import Column
-from pyrofl.data.tables.data_quality import of_numbers
+from pyrofl.data.tables.data_quality import number_warning
 from pyrofl.data.tables.holdout import draw_test_rows
 from pyrofl.data.tables.row_checks import (
     cells_of,
@@ -47,7 +47,7 @@ def _doubtful(project: Project, table: Mapping[str, Column]) -> list[str]:
     """Return warnings about codes for missing values, and features that determine the target."""
     target = table[project.target]
     numbers = [table[name] for name in project.features]
-    texts = [of_numbers(c) for c in (*numbers, *([] if project.classes else [target]))]
+    texts = [number_warning(c) for c in (*numbers, *([] if project.classes else [target]))]
     pairs = {c.name: relation_of(cells_of(c), cells_of(target)) for c in numbers}
     texts.append(
         determined_target_warning(

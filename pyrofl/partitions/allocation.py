@@ -115,7 +115,7 @@ def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
     return np.delete(np.arange(len(types)), aside), aside
 
 
-def same_classes(train: Sequence[Ints], test: Ints) -> Parts:
+def rows_of_classes(train: Sequence[Ints], test: Ints) -> Parts:
     """Return for each client all test rows of its training classes; clients may share rows."""
     return [np.flatnonzero(np.isin(test, client_types)) for client_types in train]
 

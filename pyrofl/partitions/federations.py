@@ -313,7 +313,7 @@ def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generato
     elif policy == "same_shares":
         parts = allocation.same_shares(client_types, types[rows], rng)
     elif dataset.classes:
-        parts = allocation.same_classes(client_types, types[rows])
+        parts = allocation.rows_of_classes(client_types, types[rows])
     else:
         raise ValueError(f"test policy is same_classes, but {dataset.name} has no classes")
     return [rows[part] for part in parts]

@@ -47,7 +47,7 @@ def intervals(simulation: str) -> tuple[MeasuredCoverage, ...]:
     )
 
 
-def of_method(method: str, simulation: str) -> list[MeasuredCoverage]:
+def results_of_method(method: str, simulation: str) -> list[MeasuredCoverage]:
     """Return the results of a simulation for one method."""
     return [one for one in intervals(simulation) if one.method == method]
 
@@ -58,12 +58,12 @@ def sentence(method: str) -> str:
     for holds, kind in ((True, "calibrated"), (False, "not calibrated")):
         some = [
             f"{one.percent}%{f' ({one.setting})' if one.setting else ''}"
-            for one in of_method(method, LINEAR)
+            for one in results_of_method(method, LINEAR)
             if one.calibrated == holds
         ]
         words += [f"{kind}: {', '.join(some)}"] if some else []
     parts = [f"in the simulation of a small linear model {'; '.join(words)}"] if words else []
-    parts += [f"in that of networks {one.percent}%" for one in of_method(method, NETWORKS)]
+    parts += [f"in that of networks {one.percent}%" for one in results_of_method(method, NETWORKS)]
     return f"How often 95% intervals contain the truth: {'; '.join(parts)}." if parts else ""
 
 
@@ -75,7 +75,7 @@ def summary(method: str) -> str:
     """
     parts = []
     for simulation, model in ((LINEAR, "linear model"), (NETWORKS, "networks")):
-        percentages = [one.percent for one in of_method(method, simulation)]
+        percentages = [one.percent for one in results_of_method(method, simulation)]
         low, high = (min(percentages), max(percentages)) if percentages else (0, 0)
         several = f"{low} to {high}%" if low < high else f"{high}%"
         parts += [f"{several} of truths ({model})"] if percentages else []

@@ -10,7 +10,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.averages import EVENTS
 from pyrofl.nouns import nouns
-from pyrofl.reports.first_page import between, number
+from pyrofl.reports.first_page import format_interval, number
 from pyrofl.reports.page import Section
 
 ENDS = ["2.5%", "97.5%"]
@@ -74,7 +74,7 @@ def sentences(table: DataFrame) -> list[str]:
     """
     return [
         f"{name}: {number(row['observed'])} observed, {number(row['expected'])} expected; "
-        f"standardized ratio {number(row['median'])} ({between(*row[ENDS])})."
+        f"standardized ratio {number(row['median'])} ({format_interval(*row[ENDS])})."
         for name, row in table.iterrows()
     ]
 

@@ -21,7 +21,7 @@ from pyrofl.figures import many
 from pyrofl.metrics import calibration_bins, calibration_error
 from pyrofl.nouns import nouns
 from pyrofl.paired import Interval, interval
-from pyrofl.reports.calibration import LINEAR, NETWORKS, of_method
+from pyrofl.reports.calibration import LINEAR, NETWORKS, results_of_method
 from pyrofl.reports.page import Section
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def ratio_numbers(*values: float) -> list[str]:
     return [number(v) if digits == 3 or abs(v) >= 1000 else f"{v:.{digits}g}" for v in values]
 
 
-def between(low: float, high: float, times: float = 1.0, unit: str = "") -> str:
+def format_interval(low: float, high: float, times: float = 1.0, unit: str = "") -> str:
     """Format the ends of a 95% interval."""
     if np.isnan(low) or np.isnan(high):
         return "interval unknown, as there are fewer than two rows"
@@ -114,11 +114,11 @@ def first_page(
     summary.list(heading, results or ["There is no result."])
     if drawn:
         summary.figure(*drawn)
-    summary.list("How certain is this?", [*converged(statuses), *certain])
+    summary.list("How certain is this?", [*convergence_sentences(statuses), *certain])
     return summary.list("Warnings", problems or ["None."])
 
 
-def converged(statuses: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+def convergence_sentences(statuses: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     """Yield sentences on the convergence of runs, and on what it means for the numbers."""
     several = len(statuses) > 1
     parts: dict[str, list[tuple[str, str]]] = {}
@@ -203,7 +203,7 @@ def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: st
     times, unit = (100.0, "%") if is_share else (1.0, "")
     kind = {"train": "training"}.get(rows, rows)
     score = f"{number(times * whole.mean)}{unit}"
-    over, ends = f"{len(part):,} {kind} rows", between(whole.low, whole.high, times, unit)
+    over, ends = f"{len(part):,} {kind} rows", format_interval(whole.low, whole.high, times, unit)
     if is_share:
         sentences = [f"{whose} predicts {score} of {over} correctly ({ends})."]
     else:
@@ -213,7 +213,7 @@ def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: st
         order = sorted(each, key=lambda one: one.score.mean, reverse=by in LOSSES)
         told = (
             f"{number(times * one.score.mean)}{unit} at {one.client} ({one.rows:,} {kind} rows, "
-            f"{between(one.score.low, one.score.high, times, unit)})"
+            f"{format_interval(one.score.low, one.score.high, times, unit)})"
             for one in (order[0], order[-1])
         )
         sentences.append(f"By {nouns().client}, it goes from {' to '.join(told)}.")
@@ -261,7 +261,7 @@ def coverage(method: str) -> str:
     """Return a sentence on the measured coverage of a method's intervals; "" if not measured."""
     texts, low = [], 100
     for simulation, model in ((LINEAR, "a small linear model"), (NETWORKS, "networks")):
-        if percentages := [one.percent for one in of_method(method, simulation)]:
+        if percentages := [one.percent for one in results_of_method(method, simulation)]:
             ends = (
                 f"{min(percentages)} to {max(percentages)}%"
                 if len({*percentages}) > 1

@@ -26,9 +26,9 @@ from pyrofl.models.regression.columns import variables
 from pyrofl.nouns import nouns
 from pyrofl.reports.client_results import client_sections
 from pyrofl.reports.first_page import (
-    between,
     correction,
     first_page,
+    format_interval,
     number,
     ratio_numbers,
     size_of,
@@ -219,7 +219,7 @@ def results(run: Run, parameter_tables: ParameterTables) -> list[str]:
     ].iterrows():
         level = str(name).removeprefix("sd_")
         text = f"The standard deviation between levels of {level} is {number(row['median'])}"
-        sentences.append(" ".join(f"{text} ({between(*row[ENDS])}) {at}".split()) + ".")
+        sentences.append(" ".join(f"{text} ({format_interval(*row[ENDS])}) {at}".split()) + ".")
     if method.design.terms:
         sentences.append(
             "An effect compares rows that are equal in all other columns of the formula."
@@ -250,7 +250,7 @@ def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
         versus = f" = {answer[:-1]} against {method.design.answers[0]}" if answer else ""
         what = f"the {kind} of {response}{versus}"
         low, high, middle = row["2.5%"], row["97.5%"], row["median"]
-        middle_text, range_text = number(abs(middle)), f"({between(low, high)})"
+        middle_text, range_text = number(abs(middle)), f"({format_interval(low, high)})"
         if ratio:
             middle_text, *ends = ratio_numbers(middle, low, high)
             range_text = f"(95% interval {' to '.join(ends)})"
@@ -268,7 +268,7 @@ def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
             continue
         verb = "raises" if low > nothing else "lowers"
         if not ratio and verb == "lowers":
-            how = f"by {number(abs(middle))} ({between(-high, -low)})"
+            how = f"by {number(abs(middle))} ({format_interval(-high, -low)})"
         subject = re.sub("^(one|the) ", lambda m: m[0].capitalize(), _subject(method, term))
         yield f"{subject} {verb} {what} {how}."
 
@@ -294,13 +294,13 @@ def _parameters(parameter_tables: ParameterTables) -> list[str]:
         rows = parameter_tables.table[(labels == name) | labels.str.startswith(f"{name}[")]
         if "client" not in value.dims:
             for label, row in rows[: MAX_SHOWN + 1 - len(sentences)].iterrows():
-                text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
+                text = f"{label} is {number(row['mean'])} ({format_interval(*row[ENDS])})."
                 sentences.append(text)
         elif value.dims == (*SAMPLE_DIMS, "client") and len(rows) > 1:
             ends = (rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()])
             told = (
                 f"{number(row['mean'])} at {str(row.name)[len(name) + 1 : -1]} "
-                f"({between(*row[ENDS])})"
+                f"({format_interval(*row[ENDS])})"
                 for row in ends
             )
             sentences.append(f"{name} goes from {' to '.join(told)}.")

@@ -109,7 +109,7 @@ def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list
     main, names = default_evaluation(run.method), run.data.names[: run.data.clients]
     sizes = dict(zip(names, run.data.sizes[: run.data.clients].tolist(), strict=True))
     method = run.method.name or "the method"
-    table = rows.of_model(rows.of_run(run.data, scores), (method, *main))
+    table = rows.rows_of_model(rows.rows_of_run(run.data, scores), (method, *main))
     sentences = words.score_sentences(
         table, sizes, f"the {main[0]} model of {method}", scores[0].part
     )

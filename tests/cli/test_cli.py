@@ -21,7 +21,7 @@ from pyrofl.cli.commands import preflight
 from pyrofl.cli.parser import COMMANDS, main, parser
 from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.experiments.comparison import compare_table
-from pyrofl.experiments.methods import builds, methods, reaching
+from pyrofl.experiments.methods import builds, methods, settings_of_method
 from pyrofl.experiments.settings import Epochs, arguments, parse, read_settings
 from pyrofl.experiments.tasks import Task, participation
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
@@ -646,8 +646,8 @@ def test_settings_have_types(text, kind, value):
 
 def test_a_run_is_told_by_what_reaches_it():
     words = ["lr=1", "mu=0", "local.epochs=2", "lr=0.5", "fedprox.epochs=3"]
-    assert reaching(words, "local") == ["epochs=2", "lr=0.5"]
-    assert reaching(words, "fedprox") == ["epochs=3", "lr=0.5", "mu=0"]
+    assert settings_of_method(words, "local") == ["epochs=2", "lr=0.5"]
+    assert settings_of_method(words, "fedprox") == ["epochs=3", "lr=0.5", "mu=0"]
 
 
 def test_settings_reach_through_shared_arguments():

@@ -13,7 +13,7 @@ import torch
 from pyrofl import Federation, Preprocessor, datasets, federations
 from pyrofl.cli import main
 from pyrofl.data import summarize_columns
-from pyrofl.data.tables.data_quality import in_spelling_and_units
+from pyrofl.data.tables.data_quality import spelling_and_unit_warnings
 from pyrofl.data.tables.table_files import columns_of
 
 
@@ -185,7 +185,7 @@ def test_clients_that_truly_differ_are_hardly_ever_named():
             for _ in range(4)
         ]
         told = [summarize_columns(one, list(one)) for one in clients]
-        named += len(in_spelling_and_units(told, "ABCD"))
+        named += len(spelling_and_unit_warnings(told, "ABCD"))
     assert named <= 0.01 * 200 * 6  # it is 0.4%; some differences look like those of units
 
 

@@ -21,7 +21,7 @@ from pyrofl import datasets, federations, nets
 from pyrofl.cli import main
 from pyrofl.data import Federation
 from pyrofl.data.fingerprint import fingerprint
-from pyrofl.data.outlines import facts, hidden
+from pyrofl.data.outlines import facts, outline_federation
 from pyrofl.data.shard import shard
 from pyrofl.data.weights import read
 from pyrofl.inference.acceleration.recording import recorder
@@ -198,7 +198,7 @@ def test_parts_of_a_federation_keep_their_weights():
     assert torch.equal(part.cohort(ids).size, data.cohort(ids).size)
     batches = [d.batch(ids)._share for d in (part, data)]
     assert torch.equal(*batches)
-    known = hidden(json.loads(json.dumps(facts(data.with_class_weights({"a": 0.1})))))
+    known = outline_federation(json.loads(json.dumps(facts(data.with_class_weights({"a": 0.1})))))
     assert torch.equal(known.totals, data.with_class_weights({"a": 0.1}).totals)
 
 

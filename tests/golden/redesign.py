@@ -488,7 +488,7 @@ def cases() -> dict[str, Case]:
     )
     add(
         "fedbe: distilled apfl",
-        lambda data: fedbe.distilled(
+        lambda data: fedbe.with_distillation(
             of("apfl", **SOME)(data), toys.net(), server_rows(), samples=2, distil_epochs=2, **rate
         ),
     )

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.experiments.settings import accepted
+from pyrofl.experiments.settings import argument_types
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
@@ -100,8 +100,8 @@ def little(name: str, deep: bool, numbers: bool) -> Method:
     """Build a method with few steps on few parameters."""
     make = contract.MODULES[name].build
     known: dict[str, Any]
-    known = {n: v for n, v in LITTLE.items() if n in accepted(make)}
-    if "server_data" in accepted(make):
+    known = {n: v for n, v in LITTLE.items() if n in argument_types(make)}
+    if "server_data" in argument_types(make):
         known["server_data"] = torch.randn(6, FEATURES, generator=generator(1))
     if numbers:
         known["likelihood"] = normal()

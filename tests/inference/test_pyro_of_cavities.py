@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pyrofl import federate, fit
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.models import fedep, fedgvi, guides, likelihoods, pfedvem, priors, pvi, virtual
-from pyrofl.models.shared.gaussians import Normals, balanced
+from pyrofl.models.shared.gaussians import Normals, balance_noise
 from pyrofl.nets import Network
 
 NET = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
@@ -84,7 +84,7 @@ class Balanced(Messenger):
         if msg["name"] in ("_shared", "_own"):
             source, d = torch.Generator().manual_seed(0), msg["fn"].event_shape[0]
             noise = torch.randn(*msg["fn"].batch_shape, 3, generator=source, dtype=torch.float64)
-            both = balanced(noise)  # of what clients share first
+            both = balance_noise(noise)  # of what clients share first
             msg["value"] = both[..., :d] if msg["name"] == "_shared" else both[..., 3 - d :]
             msg["done"] = True
 

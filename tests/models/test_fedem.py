@@ -143,7 +143,7 @@ def test_a_mixture_says_of_a_row_what_its_components_say_on_average(likelihood):
     weight = torch.rand(7, 2, 1, 4)
     weight = weight / weight.sum(-1, keepdim=True)
     each, y = fn(outputs, torch.zeros(2, 3, 1, 1)), torch.ones(2, 3)
-    found = fedem.mixed(weight, each)
+    found = fedem.mixture(weight, each)
     expected = (weight * each.log_prob(y.unsqueeze(2)).exp()).sum(-1)
     close(found.log_prob(y).exp(), expected, 1e-6)
     assert found.batch_shape == (7, 2, 3)

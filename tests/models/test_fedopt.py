@@ -125,7 +125,9 @@ def test_a_large_tau_is_plain_momentum(tiny):
 
 
 def test_any_server_may_step(tiny):
-    method = fedopt.stepped(fedper.build(NET, **USUAL), fedopt.adaptive("yogi", 0.1, 0.9, 0.9, 0.1))
+    method = fedopt.with_server_optimizer(
+        fedper.build(NET, **USUAL), fedopt.adaptive("yogi", 0.1, 0.9, 0.9, 0.1)
+    )
     first, second = federate(method, tiny, 2)
     assert set(first.message) == {"w/fc1.weight", "w/fc1.bias"}
     assert set(second.client_states) == {"w/head.weight", "w/head.bias"}

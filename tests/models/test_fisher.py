@@ -20,7 +20,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, fisher, guides, likelihoods
-from pyrofl.models.shared.curvature import diagonal, slopes, whole
+from pyrofl.models.shared.curvature import diagonal, full_fisher, slopes
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, spread_out
 
@@ -82,7 +82,7 @@ def test_information_is_the_expected_square_of_slopes(kind):
     x = batch.x[..., :2]
     y = batch.y % classes if kind == "categorical" else batch.y.double()
     rows = pyrofl.Batch(x, y, batch.mask, batch.size, batch.ids)
-    found = whole(slopes(net, likelihood, w, rows))
+    found = full_fisher(slopes(net, likelihood, w, rows))
     close(diagonal(slopes(net, likelihood, w, rows)), found.diagonal(dim1=1, dim2=2), 1e-10)
     for c, size in enumerate((3, 5)):
         own = {n: v[c] for n, v in w.items()}

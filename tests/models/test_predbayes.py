@@ -34,36 +34,36 @@ def test_products_and_mixtures_by_hand():
     each = torch.tensor([[[0.7, 0.2, 0.1]], [[0.2, 0.3, 0.5]]])
     product = torch.tensor([0.14, 0.06, 0.05]) / 0.25
     mixture = torch.tensor([0.45, 0.25, 0.3])
-    close(predbayes.between(each, 1.0).exp()[0], product, 1e-6)
-    close(predbayes.between(each, 0.0).exp()[0], mixture, 1e-6)
+    close(predbayes.interpolate_predictions(each, 1.0).exp()[0], product, 1e-6)
+    close(predbayes.interpolate_predictions(each, 0.0).exp()[0], mixture, 1e-6)
     halfway = (product * mixture).sqrt()
-    close(predbayes.between(each, 0.5).exp()[0], halfway / halfway.sum(), 1e-6)
+    close(predbayes.interpolate_predictions(each, 0.5).exp()[0], halfway / halfway.sum(), 1e-6)
     sure = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]])
-    assert predbayes.between(sure, 1.0).isfinite().all()
+    assert predbayes.interpolate_predictions(sure, 1.0).isfinite().all()
 
 
 def test_clients_that_agree_are_too_sure_together():
     each = torch.tensor([0.8, 0.2]).expand(10, 1, 2)
-    assert float(predbayes.between(each, 1.0).exp()[0, 0]) > 0.999
-    close(predbayes.between(each, 0.0).exp()[0, 0], 0.8, 1e-6)
+    assert float(predbayes.interpolate_predictions(each, 1.0).exp()[0, 0]) > 0.999
+    close(predbayes.interpolate_predictions(each, 0.0).exp()[0, 0], 0.8, 1e-6)
 
 
 def test_beta_is_where_the_loss_is_least():
     rng = generator(5)
     each = torch.randn(4, 200, 3, generator=rng, dtype=torch.float64).softmax(-1)
-    truth = predbayes.between(each, 0.3).exp()
+    truth = predbayes.interpolate_predictions(each, 0.3).exp()
     y = torch.multinomial(truth, 1, generator=rng).squeeze(1)
 
     def loss(beta: float) -> float:
-        return -float(predbayes.between(each, beta).gather(1, y[:, None]).mean())
+        return -float(predbayes.interpolate_predictions(each, beta).gather(1, y[:, None]).mean())
 
-    found = float(predbayes.tuned(each, y))
+    found = float(predbayes.tune_beta(each, y))
     assert 0.05 < found < 0.6
     assert loss(found) < min(loss(found + 0.01), loss(found - 0.01))
-    sharp = predbayes.between(each, 1.0).argmax(-1)
-    close(predbayes.tuned(each, sharp), 1.0, 1e-6)
-    dull = predbayes.between(each, 1.0).argmin(-1)
-    close(predbayes.tuned(each, dull), 0.0, 1e-6)
+    sharp = predbayes.interpolate_predictions(each, 1.0).argmax(-1)
+    close(predbayes.tune_beta(each, sharp), 1.0, 1e-6)
+    dull = predbayes.interpolate_predictions(each, 1.0).argmin(-1)
+    close(predbayes.tune_beta(each, dull), 0.0, 1e-6)
 
 
 def test_the_mixture_of_points_is_fedbes_ensemble(tiny):
@@ -105,4 +105,4 @@ def test_beta_is_found_on_rows_with_labels(blobs):
     method = predbayes.build(toys.net(), tuning=(blobs.x[rows], blobs.y[rows]), **QUICK)
     state = run_round(method, blobs, first(method, blobs, 0), *[torch.arange(12)] * 2)
     each = predbayes.each_predicts(toys.net(), role("sample", state.message), blobs.x[rows])
-    close(state.server["server/beta"], predbayes.tuned(each, blobs.y[rows]))
+    close(state.server["server/beta"], predbayes.tune_beta(each, blobs.y[rows]))

@@ -7,7 +7,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, reference
-from pyrofl.models.shared.unconstrained import freed, has_own_support, traced
+from pyrofl.models.shared.unconstrained import has_own_support, trace_prior, with_real_values
 
 Y = (torch.randn(24, generator=torch.Generator().manual_seed(1)) * 0.5 + 1.3).double()
 ROWS = list(torch.arange(24).split([9, 2, 6, 7]))
@@ -82,10 +82,10 @@ def of_data(received, local, batch):
 
 def test_values_are_inside_the_supports_of_the_same_draw():
     batch = DATA.batch(torch.tensor([0, 3]))
-    seen = traced(of_data, batch, 2).nodes
+    seen = trace_prior(of_data, batch, 2).nodes
     supported = [n for n in ("unit", "above", "d", "weights", "low", "e")]
     assert [has_own_support(seen[n]) for n in supported] == [False, True, True, False, True, True]
-    found = traced(freed(of_data, DATA), batch, 50).nodes
+    found = trace_prior(with_real_values(of_data, DATA), batch, 50).nodes
     d, e = found["d"]["value"], found["e"]["value"]
     assert bool(((d > 0) & (d < batch.mask.sum(-1, keepdim=True))).all())
     assert bool(((e > d) & (e < d + 1))[:, batch.mask].all())

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyrofl.partitions import by_label
 from pyrofl.partitions.allocation import (
     in_proportion,
+    rows_of_classes,
     rows_of_owners,
-    same_classes,
     same_shares,
     top_up,
 )
@@ -412,5 +412,5 @@ def test_same_shares_leave_out_classes_that_nobody_trains_on():
 
 
 def test_same_classes_gives_all_test_rows_of_the_own_classes():
-    dealt = same_classes([np.array([0, 1]), np.array([1])], np.array([1, 0, 2, 1]))
+    dealt = rows_of_classes([np.array([0, 1]), np.array([1])], np.array([1, 0, 2, 1]))
     assert [p.tolist() for p in dealt] == [[0, 1, 3], [0, 3]]

@@ -86,7 +86,7 @@ class FirstLayer(NamedTuple):
         return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
 
-class InRows(NamedTuple):
+class RowSpaceWeights(NamedTuple):
     """Representation of a layer's weights in training, as linear combinations of a client's rows.
 
     The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
@@ -173,7 +173,7 @@ class InRows(NamedTuple):
 
         def run(w: Tensors, _: Tensor) -> Tensor:
             operands = prior.center, prior, local[OUTPUTS], at, client, gram, *outputs
-            y, prior.half, prior.along = RowProducts.apply(w[layer.name].squeeze(1), *operands)
+            y, prior.half, prior.along = RowLayer.apply(w[layer.name].squeeze(1), *operands)
             y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
 
@@ -209,7 +209,7 @@ def layer_outputs(rows: Tensor, weight: Tensor) -> Tensor:
     return rows @ (weight.mT if weight.stride(0) else weight[0].T)
 
 
-class RowProducts(torch.autograd.Function):
+class RowLayer(torch.autograd.Function):
     """Autograd function for a layer's outputs, and two numbers that its weight contributes.
 
     These are half the squared distance to its prior mean, and its product with the constant

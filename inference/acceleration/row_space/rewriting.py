@@ -16,7 +16,11 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.acceleration.row_space.alternatives import Alternatives, ShortPhase
-from pyrofl.inference.acceleration.row_space.first_layer import FirstLayer, InRows, first_layer
+from pyrofl.inference.acceleration.row_space.first_layer import (
+    FirstLayer,
+    RowSpaceWeights,
+    first_layer,
+)
 from pyrofl.inference.acceleration.row_space.linear_views import ignores, ignores_rows, sums
 from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, TransformedLoss
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
@@ -63,7 +67,7 @@ class RowSpaceLoss:
     """Loss of a model whose first layer is represented by coefficients of data rows."""
 
     loss: Loss
-    rows: InRows
+    rows: RowSpaceWeights
 
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -75,7 +79,7 @@ class RowSpaceLoss:
         return value if priors.along is None else value + priors.along - priors.along.detach()
 
 
-def with_row_coefficients(loss: Loss, rows: InRows) -> Loss:
+def with_row_coefficients(loss: Loss, rows: RowSpaceWeights) -> Loss:
     """Change a loss function so that it computes the first layer from coefficients of rows."""
     if isinstance(loss, Directed):
         names = tuple(n for n in loss.names if n not in rows.moving)
@@ -123,7 +127,7 @@ def rewrite_for_few_rows(
         return None
     decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
     towards = partial(direction.direction, moving[0]) if direction else None
-    rows = InRows(layer, moving, center, decays, towards)
+    rows = RowSpaceWeights(layer, moving, center, decays, towards)
     moves = tuple(
         replace(move, loss=with_row_coefficients(move.loss, rows))
         if isinstance(move, GradientStep)

@@ -14,16 +14,16 @@ from pyrofl.choices import RowScore
 from pyrofl.cli.output.model_comparison import (
     ClientComparison,
     ModelComparison,
-    calibration,
     compare_models,
-    joined,
-    models,
-    paired,
+    join_scores,
+    mean_calibration,
+    models_of_run,
+    pair_with_local,
     same_sites,
 )
 from pyrofl.experiments import rows
 from pyrofl.experiments.console import ending, show
-from pyrofl.experiments.rows import LOSSES, comparison_score, of_model
+from pyrofl.experiments.rows import LOSSES, comparison_score, rows_of_model
 from pyrofl.experiments.saved_runs import NOT_CONVERGED, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
 from pyrofl.files.link_safe_files import subfolder
@@ -92,7 +92,7 @@ class Answer:
             for site in one.sites:
                 client, size, count, own, score, better = vars(site).values()
                 ends = (better.mean, better.low, better.high, better.verdict)
-                yield (*one.model, client, size, count, own, score, *ends, one.shortfall)
+                yield (*one.model, client, size, count, own, score, *ends, one.convergence_note)
 
     def figure(self) -> Figure:
         """Plot each client's score difference, federated minus local, with confidence intervals."""
@@ -140,7 +140,7 @@ class Answer:
     @property
     def sentences(self) -> list[str]:
         """Summary of the comparison with local models: one sentence for each federated model."""
-        lacks = [one.shortfall for one in self.comparisons]
+        lacks = [one.convergence_note for one in self.comparisons]
         more = [
             f" This may change, as {lack}: train with more rounds." if lack else ""
             for lack in lacks
@@ -193,20 +193,20 @@ def _marked(text: str, count: int) -> str:
 
 def compare_with_local(folder: Path, saved: Sequence[SavedRun], by: RowScore | None) -> Answer:
     """Compare every method's models with the clients' local models."""
-    pairs = paired(folder, saved)
+    pairs = pair_with_local(folder, saved)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = comparison_score(tables[pairs[0][0].path], by)
     results, predicted = [], dict[str, list[Any]]()
     owns = list(dict.fromkeys(own.path for own, _ in pairs))
-    own_model = models(pairs[0][0], tables[owns[0]])[-1]
-    predicted["own models"] = [of_model(tables[path], own_model) for path in owns]
+    own_model = models_of_run(pairs[0][0], tables[owns[0]])[-1]
+    predicted["own models"] = [rows_of_model(tables[path], own_model) for path in owns]
     for method in dict.fromkeys(one.method for _, one in pairs):
         of = [pair for pair in pairs if pair[1].method == method]
-        for model in models(of[0][1], tables[of[0][1].path]):
-            one = compare_models(joined(of, model, tables, score), model, score, of)
-            predicted[one.name] = [of_model(tables[its.path], model) for _, its in of]
+        for model in models_of_run(of[0][1], tables[of[0][1].path]):
+            one = compare_models(join_scores(of, model, tables, score), model, score, of)
+            predicted[one.name] = [rows_of_model(tables[its.path], model) for _, its in of]
             results.append(one)
-    each = {name: calibration(some) for name, some in predicted.items()}
+    each = {name: mean_calibration(some) for name, some in predicted.items()}
     with_draws = {name: one for name, one in each.items() if one}
     return Answer(score, results, with_draws, list(notes(saved, pairs, results, bool(with_draws))))
 

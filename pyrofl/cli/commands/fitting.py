@@ -13,14 +13,19 @@ from pyrofl import figures
 from pyrofl.cli.commands import benefit, tune
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.cli.commands.preflight import preflight
-from pyrofl.cli.commands.resuming import evaluation_interval, keeping, open_run_folders, rescued
+from pyrofl.cli.commands.resuming import (
+    checkpoint_writer,
+    evaluation_interval,
+    open_run_folders,
+    save_interrupted,
+)
 from pyrofl.experiments import results
 from pyrofl.experiments.comparison import CompareRow, compare_rows, compare_table
 from pyrofl.experiments.console import FAILED, UNLEARNED, Stopped, ending, say, show
 from pyrofl.experiments.experiment import MAX_UNREQUESTED, Experiment
 from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import builds
-from pyrofl.experiments.results import unlearned
+from pyrofl.experiments.results import failure_reason
 from pyrofl.experiments.tasks import resolve, split, threads
 from pyrofl.files import run_folder
 from pyrofl.files.link_safe_files import refuse_link
@@ -45,9 +50,11 @@ def run(experiment: Experiment) -> None:
     (job,) = preflight(jobs(experiment, [experiment.seed]))
     with run_folder.only_if_done(job.path, job.path / "figures"), open_run_folders([job]):
         say(experiment, results.about(job.task.data, job.task.likelihood, experiment))
-        done, scores, missing_evaluations = fit_and_save(job, keeping(job, experiment.rounds))
+        done, scores, missing_evaluations = fit_and_save(
+            job, checkpoint_writer(job, experiment.rounds)
+        )
     show(results.score_table(scores, done.privacy), f"{job.path} holds all results")
-    if problem := unlearned(done):
+    if problem := failure_reason(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
     results.figures_lack(job.path, missing_evaluations)
     say(experiment, f"{job.path} holds tables, posterior and figures")
@@ -83,7 +90,7 @@ def compare(experiment: Experiment) -> None:
 def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
     """Fit all methods and seeds of a comparison, then write and print the results."""
     # Each leaves a checkpoint, so that those which are done need not be done again.
-    keepers = [keeping(job, experiment.rounds) for job in fits]
+    keepers = [checkpoint_writer(job, experiment.rounds) for job in fits]
     run_folder.sweep(folder)
     for name in (*COMPARISON, *COMPARISON_FILES):
         (folder / name).unlink(missing_ok=True)
@@ -101,7 +108,7 @@ def fit_all(experiment: Experiment, fits: Sequence[Job], folder: Path) -> None:
             failed.append(f"{job.path.name} {stop}")
         else:
             finals += compare_rows(job.name, job.task.seed, done, scores, job.tuned)
-            lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
+            lost += [f"{job.path.name} {problem}"] if (problem := failure_reason(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
             open_runs |= {(job.name, job.task.seed)} if done.status.kind != "converged" else set()
             history += [{**row, **of} for row in done.history]
@@ -165,7 +172,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{groups_note(job)}")
     if keeper.written:
         say(experiment, f"{keeper.path} holds round {keeper.written}; continuing from there")
-    with threads(experiment.threads), ending(partial(rescued, keeper)):
+    with threads(experiment.threads), ending(partial(save_interrupted, keeper)):
         done = fit(
             job.method,
             data,
@@ -185,7 +192,9 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
         settings = settings_of_run(data, done.seed, keeper.about)
         missing_evaluations = results.save(job, done, scores, settings)
     reasons = [reason for record in done.records for reason in record.rejected]
-    bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in count_by_rule([r]))
+    bad = Counter(
+        (rejected_sender(r, data.names), kind) for r in reasons for kind in count_by_rule([r])
+    )
     for (client, kind), times in bad.items():
         rejection = f"rejected in {times} of {done.state.number} rounds; expected {kind}"
         say(experiment, f"{client}: {rejection}")
@@ -211,7 +220,7 @@ def groups_note(job: Job) -> str:
     )
 
 
-def blamed(reason: str, names: Sequence[str]) -> str:
+def rejected_sender(reason: str, names: Sequence[str]) -> str:
     """Return the client named at the start of the reason for a rejection, else "the server".
 
     >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])

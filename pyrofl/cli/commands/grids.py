@@ -10,7 +10,7 @@ from typing import Any
 
 from pyrofl.arguments import check_name
 from pyrofl.experiments.experiment import NUM_TRIALS, as_text
-from pyrofl.experiments.methods import Scheduled, builds, reaching
+from pyrofl.experiments.methods import Scheduled, builds, settings_of_method
 from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.engine.start import method_schedule
@@ -40,7 +40,8 @@ def grid_from_over(
             raise ValueError(f"--over {word!r}: expected every name once, and no two values alike")
         values_by_name[name] = values
     if twice := sorted(
-        values_by_name.keys() & {word.partition("=")[0] for word in reaching(set_words, method)}
+        values_by_name.keys()
+        & {word.partition("=")[0] for word in settings_of_method(set_words, method)}
     ):
         raise ValueError(f"{twice[0]} is given by --set and by --over; expected one of them")
     return _product(values_by_name)
@@ -52,7 +53,7 @@ def default_grid(
     """Return the method's default tuning grid in random order, with the default settings first."""
     module = import_module(f"pyrofl.models.{method}")
     values: Mapping[str, Sequence[Any]] = getattr(module, "SEARCH_GRID", {})
-    given_names = {word.partition("=")[0] for word in reaching(set_words, method)}
+    given_names = {word.partition("=")[0] for word in settings_of_method(set_words, method)}
     every = _product({n: [*map(as_text, v)] for n, v in values.items() if n not in given_names})
     usual = _description(build())
     first = next((one for one in every if _description(build(**one)) == usual), {})

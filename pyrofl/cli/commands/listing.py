@@ -13,7 +13,7 @@ from pyrofl.experiments.method_names import method_summaries
 from pyrofl.reports.calibration import summary
 
 
-def list_all(args: Namespace) -> None:
+def list_choices(args: Namespace) -> None:
     """Print all names of methods, data sets, networks etc., or one section with descriptions."""
     if args.section == "settings":
         from pyrofl.cli.output.cards import variants  # which imports all methods
@@ -21,7 +21,7 @@ def list_all(args: Namespace) -> None:
         show(variants())
         return
     if args.section:
-        show(entries(sections()[args.section]))
+        show(format_entries(sections()[args.section]))
         return
     width = max(map(len, (*LIST_SECTIONS, "settings")))
     wrapped = TextWrapper(100, subsequent_indent=" " * (width + 4))
@@ -43,7 +43,7 @@ def sections() -> dict[str, Mapping[str, str]]:
     return dict(zip(LIST_SECTIONS, (*choices, LIKELIHOODS), strict=True))
 
 
-def entries(lines: Mapping[str, str]) -> str:
+def format_entries(lines: Mapping[str, str]) -> str:
     """Format names and their descriptions as text, one per line."""
     width = max(map(len, lines))
     below = "\n" + " " * (width + 4)

@@ -15,7 +15,7 @@ import numpy as np
 from pyrofl.arguments import check_name
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.data import Federation
-from pyrofl.data.outlines import hidden
+from pyrofl.data.outlines import outline_federation
 from pyrofl.data.tables.columns import Column, complete
 from pyrofl.data.tables.owners import owners_of
 from pyrofl.data.tables.table_files import SITE, load_table
@@ -131,7 +131,9 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
         raise ValueError(f"{network_text}, and the run was of --net {was}; expected {needed}")
     try:
         experiment, about = Experiment.of(facts["experiment"]), facts["data"]
-        data = hidden(checkpoint_file.read_any(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
+        data = outline_federation(
+            checkpoint_file.read_any(folder / run_folder.CHECKPOINT, "cpu")[1]["data"]
+        )
         net = network_for(spec, data, about["likelihood"])
         seeds = Seeds(**{name: facts["seeds"][name] for name in vars(Seeds())})
         split_seed, likelihood = facts["seeds"]["split"], about["likelihood"]

@@ -11,18 +11,18 @@ from pyrofl.cli.commands import benefit
 from pyrofl.cli.output.sections import (
     CAPTIONS,
     bytes_sent,
-    calibrated,
+    calibration_section,
     classes,
     clients,
+    command_section,
+    curve_section,
     faults,
-    held,
-    learned,
     main_rows,
+    partition_section,
     posteriors,
-    repeated,
-    scored,
+    score_section,
     sizes_of,
-    tuned,
+    tuning_section,
     verdicts,
 )
 from pyrofl.experiments.console import show
@@ -79,18 +79,18 @@ def sections(folder: Path, saved: Sequence[SavedRun]) -> list[Section]:
     return [
         front,
         *more,
-        scored(folder, saved, several),
+        score_section(folder, saved, several),
         clients(first),
         classes(first),
-        *tuned(folder, first),
+        *tuning_section(folder, first),
         verdicts(saved),
-        held(first),
-        learned(folder, first, several),
-        calibrated(first),
+        partition_section(first),
+        curve_section(folder, first, several),
+        calibration_section(first),
         posteriors(first),
         bytes_sent(saved),
         faults(saved),
-        repeated(saved, several),
+        command_section(saved, several),
     ]
 
 
@@ -104,7 +104,7 @@ def summary(
     try:
         answer = benefit.compare_with_local(folder, saved, None)
         benefit.write(folder, answer)
-        results, more = answer.results, [bought(answer)]
+        results, more = answer.results, [benefit_section(answer)]
         drawn = (
             folder / benefit.BENEFIT_FIGURE,
             "Difference from each client's own model, smallest first",
@@ -150,7 +150,7 @@ def _figure(saved: SavedRun, part: Any) -> tuple[Any, str]:
     return (path, CAPTIONS["reliability"]) if len(sizes) == 1 else words.score_figure(part, sizes)
 
 
-def bought(answer: benefit.Answer) -> Section:
+def benefit_section(answer: benefit.Answer) -> Section:
     """Return the report section on the benefit over local models, client by client."""
     section = Section("Benefit of federation").table(answer.head, answer.table())
     if answer.calibration:

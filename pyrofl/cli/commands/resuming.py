@@ -13,7 +13,7 @@ from pyrofl.cli.commands.input_files import refuse_replaced_inputs
 from pyrofl.experiments.console import tell, what
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
-from pyrofl.experiments.methods import reaching
+from pyrofl.experiments.methods import settings_of_method
 from pyrofl.experiments.results import LAST, RESULTS
 from pyrofl.experiments.tasks import Task
 from pyrofl.files import checkpoint_file, run_folder, run_json
@@ -58,11 +58,11 @@ def open_run_folders(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
         yield
 
 
-def keeping(job: Job, every: int | None = None) -> Keeper:
+def checkpoint_writer(job: Job, every: int | None = None) -> Keeper:
     """Return the checkpoint writer of a fit; with --resume it also holds the run to continue."""
     experiment, task = job.experiment, job.task
     about = experiment.key()
-    about |= {"method": job.name, "set": reaching(experiment.settings, job.name)}
+    about |= {"method": job.name, "set": settings_of_method(experiment.settings, job.name)}
     about["seed of split"] = task.split
     about["network"] = hashlib.sha256(repr(task.net.module).encode()).hexdigest()[:16]
     if not isinstance(job.method, Method):  # a schedule knows how many rounds there are
@@ -76,7 +76,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
         keeper.last = as_if_never_stopped(run, every, experiment.rounds, file)
         keeper.written = run.state.number
     elif experiment.resume and last.exists():
-        made_again(last, about, task, experiment.rounds)
+        refuse_other_settings(last, about, task, experiment.rounds)
     elif experiment.resume:
         tell(f"{job.path} holds no run to resume; starting at round 1\n")
     return keeper
@@ -107,21 +107,24 @@ def missing_evaluations(run: Run, every: int, rounds: int) -> list[int]:
     return [n for n in range(1, number) if (n % every == 0 or n == rounds) and n not in had]
 
 
-def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
+def refuse_other_settings(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
     """Raise ValueError if run.json records a run with other settings or with too many rounds."""
     facts = run_json.read(path)
     try:
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
-        had |= {"set": reaching(had["settings"], about["method"]), "method": had["methods"][0]}
+        had |= {
+            "set": settings_of_method(had["settings"], about["method"]),
+            "method": had["methods"][0],
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     requested = {n: v for n, v in about.items() if n in had}
     requested["seeds"] = {"split": task.split, **vars(task.seeds)}
     checkpoint_file.refuse_differences(path, {n: had[n] for n in requested}, requested)
-    far_enough(rounds, number, path)
+    refuse_fewer_rounds(rounds, number, path)
 
 
-def far_enough(rounds: int, number: int, path: Path) -> None:
+def refuse_fewer_rounds(rounds: int, number: int, path: Path) -> None:
     """Raise ValueError if the run to resume already has more rounds than requested."""
     if number > rounds:
         raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
@@ -147,7 +150,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
     """Return a resumed run, keeping only evaluations that an uninterrupted run would have made."""
     number = run.state.number
-    far_enough(rounds, number, path)
+    refuse_fewer_rounds(rounds, number, path)
     had = {row["round"] for row in run.history}
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
     if missing := missing_evaluations(run, every, rounds):
@@ -159,7 +162,7 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
     return run.copy(history=[row for row in run.history if row["round"] in wanted])
 
 
-def rescued(keeper: Keeper, ended_by: str) -> str:
+def save_interrupted(keeper: Keeper, ended_by: str) -> str:
     """Save the last complete round after an interruption, and return the message to print."""
     problem = ""
     try:

@@ -18,7 +18,7 @@ from pyrofl.experiments import results
 from pyrofl.experiments.console import Stopped, ending, say, show, tell
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job, jobs
-from pyrofl.experiments.methods import Scheduled, methods, reaching
+from pyrofl.experiments.methods import Scheduled, methods, settings_of_method
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import run_folder, run_json, text_tables
 from pyrofl.files.link_safe_files import refuse_link
@@ -43,7 +43,7 @@ class Search:
     def build(self, **setting: str) -> Scheduled:
         """Build the method that is tuned, with the given settings."""
         job, words = self.job, [f"{name}={text}" for name, text in setting.items()]
-        every = [*reaching(self.fixed, job.name), *words]
+        every = [*settings_of_method(self.fixed, job.name), *words]
         return methods([job.name], every, job.task, job.experiment.rounds)[job.name]
 
     @cached_property
@@ -62,7 +62,7 @@ class Search:
             "method": self.job.name,
             "rounds": experiment.rounds,
             "settings": self.settings,
-            "set": reaching(self.fixed, self.job.name),
+            "set": settings_of_method(self.fixed, self.job.name),
             "validation fraction": experiment.validation_fraction,
             "tune seeds": experiment.tune_seeds,
             "metric": experiment.metric,
@@ -173,7 +173,7 @@ def done(search: Search) -> TuningResult:
         )
         run_folder.write_csv(path / TABLE, COLUMNS, result.rows())
         content = facts(search, result)
-        run_folder.write_json(path / FACTS, content | {HASH: run_json.of_facts(content)})
+        run_folder.write_json(path / FACTS, content | {HASH: run_json.hash_of_facts(content)})
     return result
 
 

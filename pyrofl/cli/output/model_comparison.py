@@ -11,7 +11,7 @@ import numpy as np
 
 from pyrofl.choices import RowScore
 from pyrofl.experiments import rows
-from pyrofl.experiments.rows import Model, of_model, with_scores
+from pyrofl.experiments.rows import Model, rows_of_model, with_scores
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_over_seeds
@@ -62,7 +62,7 @@ class ModelComparison:
         return f"{WORDS.get(view, view)} of {method}"
 
     @property
-    def shortfall(self) -> str:
+    def convergence_note(self) -> str:
         """Note on whether the model or the local models have not converged; "" if all have."""
         opens = {"the clients' own models": self.open_own, f"the {self.name}": self.open}
         opened = [(what, n) for what, n in opens.items() if n]
@@ -72,7 +72,7 @@ class ModelComparison:
         return f"{' and '.join(which)} {'has' if one else 'have'} not converged" if which else ""
 
 
-def paired(folder: Path, saved: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
+def pair_with_local(folder: Path, saved: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
     """Pair each run with the run of the method `local` (no federation) that has the same seed."""
     owns = {one.seed: one for one in saved if one.method == LOCAL_METHOD}
     pairs = [
@@ -87,7 +87,7 @@ def paired(folder: Path, saved: Sequence[SavedRun]) -> list[tuple[SavedRun, Save
     return pairs
 
 
-def models(saved: SavedRun, table: DataFrame) -> list[Model]:
+def models_of_run(saved: SavedRun, table: DataFrame) -> list[Model]:
     """Return the models of a run to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(saved.facts["tested"]["main"])
@@ -101,7 +101,7 @@ def same_sites(saved: Sequence[SavedRun]) -> bool:
     return natural or len({one.facts["seeds"]["split"] for one in saved}) == 1
 
 
-def joined(
+def join_scores(
     pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: RowScore
 ) -> DataFrame:
     """Join the scores of a model and of the local models, row by row, for all seeds.
@@ -114,8 +114,10 @@ def joined(
     same = same_sites([own for own, _ in pairs])
     for own, other in pairs:
         sizes = {r["client"]: int(r["size"]) for r in run_folder.read_csv(own.path / "clients.csv")}
-        mine = with_scores(of_model(tables[own.path], models(own, tables[own.path])[-1]), by)
-        its = with_scores(of_model(tables[other.path], model), by)
+        mine = with_scores(
+            rows_of_model(tables[own.path], models_of_run(own, tables[own.path])[-1]), by
+        )
+        its = with_scores(rows_of_model(tables[other.path], model), by)
         of = ["client", "row", "y"]
         both = mine[[*of, "score"]].rename(columns={"score": "own"})
         both = both.merge(its[[*of, "score"]], on=of)
@@ -135,7 +137,7 @@ def joined(
 def compare_models(
     table: DataFrame, model: Model, by: RowScore, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
 ) -> ModelComparison:
-    """Compare a model with the clients' local models, given the scores that `joined` returns.
+    """Compare a model with the clients' local models, given the scores that `join_scores` returns.
 
     A row that several seeds tested is one row, of their mean; so is one that several sites hold.
     """
@@ -158,7 +160,7 @@ def compare_models(
     return ModelComparison(model, sites, len(whole), better, seen, opens[1], opens[0], runs)
 
 
-def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
+def mean_calibration(tables: Sequence[DataFrame]) -> Calibration | None:
     """Return the classifiers' calibration, averaged over seeds; None for regression or < 4 rows."""
     calibrations = []
     for table in tables:

@@ -132,7 +132,9 @@ def of_course(path: Path, teacher: bool) -> Any:
         metadata: dict[str, Any] = {}
         if "solution" in cell_tags:
             question += not number
-            metadata = graded(f"exercise-{number}" if number else f"question-{question}", 0)
+            metadata = grading_metadata(
+                f"exercise-{number}" if number else f"question-{question}", 0
+            )
             if not number:
                 words = type(cell)(id=f"{path.stem}-{i}-words", cell_type="markdown")
                 words.update(metadata={}, source=f"*Your answer to question {question}:*")
@@ -140,7 +142,7 @@ def of_course(path: Path, teacher: bool) -> Any:
             empty = EMPTY if number else OPTIONAL
             source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION" if teacher else empty
         elif "test" in cell_tags:
-            metadata = graded(f"exercise-{number}-test", points[number])
+            metadata = grading_metadata(f"exercise-{number}-test", points[number])
         cell.update({"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
         cells.append(cell)
     notebook.cells = cells
@@ -149,7 +151,7 @@ def of_course(path: Path, teacher: bool) -> Any:
     return notebook
 
 
-def graded(name: str, points: int) -> dict[str, Any]:
+def grading_metadata(name: str, points: int) -> dict[str, Any]:
     """Return nbgrader's metadata of a cell: with points it holds tests, otherwise a solution."""
     test = points > 0
     about = {"grade": test, "grade_id": name, "locked": test, "schema_version": SCHEMA}

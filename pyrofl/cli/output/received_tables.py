@@ -56,7 +56,7 @@ def read_search(path: Path) -> dict[str, Any]:
         if not isinstance(search, dict):
             raise ValueError("it holds no names and values")
         received_hash = search.pop(HASH, None)
-        if received_hash not in (None, run_json.of_facts(search)):
+        if received_hash not in (None, run_json.hash_of_facts(search)):
             raise ValueError("it was altered after the search")
         if lacking := [name for name in names if name not in search]:
             raise ValueError(f"it has no {lacking[0]}")

@@ -12,7 +12,7 @@ from pyrofl.cli.output.received_tables import comparison, read_search
 from pyrofl.experiments import rows
 from pyrofl.experiments.comparison import compare_lines
 from pyrofl.experiments.experiment import Experiment
-from pyrofl.experiments.rows import has_crps, of_model
+from pyrofl.experiments.rows import has_crps, rows_of_model
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.reports.first_page import score_of, score_table
@@ -46,7 +46,7 @@ def verdicts(saved: Sequence[SavedRun]) -> Section:
     return section
 
 
-def scored(folder: Path, saved: Sequence[SavedRun], several: bool) -> Section:
+def score_section(folder: Path, saved: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with the models' scores and standard errors or intervals."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
@@ -99,7 +99,7 @@ def classes(saved: Sequence[SavedRun]) -> Section:
             section.note(f"No scores by class: {error}.")
             continue
         names, main = rows.classes_of(table), tuple(one.facts["tested"].get("main", ()))
-        mine = of_model(table, (one.method, *main))
+        mine = rows_of_model(table, (one.method, *main))
         if names and len(mine):
             found = scores_by_class(*rows.class_probabilities(mine), names).astype({"rows": int})
             head = ("class", *(name.replace("_", " ") for name in found.columns))
@@ -115,7 +115,7 @@ def _plain(line: Sequence[Any]) -> list[Any]:
     ]
 
 
-def tuned(folder: Path, saved: Sequence[SavedRun]) -> list[Section]:
+def tuning_section(folder: Path, saved: Sequence[SavedRun]) -> list[Section]:
     """Return the report section on tuned settings in a list, which is empty without tuning."""
     section, lines = Section("How settings were chosen"), []
     for one in saved:
@@ -147,7 +147,7 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def held(saved: Sequence[SavedRun]) -> Section:
+def partition_section(saved: Sequence[SavedRun]) -> Section:
     """Return the report section on the partition: each client's number of rows, and a figure."""
     one = saved[0]
     section, facts = Section("Who holds what"), one.facts["data"]
@@ -166,7 +166,7 @@ def _clients(saved: SavedRun) -> list[dict[str, str]]:
     return lines
 
 
-def learned(folder: Path, saved: Sequence[SavedRun], several: bool) -> Section:
+def curve_section(folder: Path, saved: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with curves of scores and of parameter changes over rounds."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
@@ -184,7 +184,7 @@ def _each(section: Section, saved: Sequence[SavedRun], *names: str) -> Section:
     return section if section_with_figure else section.note(f"No figure: {', '.join(names)}.")
 
 
-def calibrated(saved: Sequence[SavedRun]) -> Section:
+def calibration_section(saved: Sequence[SavedRun]) -> Section:
     """Return the report section with reliability diagrams, which show the calibration."""
     return _each(Section("Calibration"), saved, "reliability")
 
@@ -216,7 +216,9 @@ def main_rows(saved: SavedRun) -> Any:
     Raises:
         ValueError: if they were not saved.
     """
-    table = of_model(rows.read(saved.path), (saved.method, *saved.facts["tested"].get("main", ())))
+    table = rows_of_model(
+        rows.read(saved.path), (saved.method, *saved.facts["tested"].get("main", ()))
+    )
     if not len(table):
         raise ValueError(f"{saved.path / rows.ROWS_FILE} has no rows of the main model")
     return table
@@ -282,14 +284,14 @@ def faults(saved: Sequence[SavedRun]) -> Section:
     return section if section.parts else section.note("No message was rejected, and none was lost.")
 
 
-def repeated(saved: Sequence[SavedRun], several: bool) -> Section:
+def command_section(saved: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with the command line that reproduces the runs."""
-    section = Section("Command").note(repeating(saved, several), "command")
+    section = Section("Command").note(command_line(saved, several), "command")
     section.note("In the same folder, with the same files and the same versions:")
     return section.note(f"{_words(saved[0].facts.get('versions', {}))}.")
 
 
-def repeating(saved: Sequence[SavedRun], several: bool) -> str:
+def command_line(saved: Sequence[SavedRun], several: bool) -> str:
     """Return the `pyrofl` command line that reproduces a run or a comparison."""
     methods, seeds = (sorted({getattr(one, n) for one in saved}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]

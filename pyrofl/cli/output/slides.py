@@ -98,7 +98,7 @@ def slides_title(notebook: Any) -> str:
 
 def slides_of(notebook: Any) -> list[str]:
     """Return the Markdown of each slide; a section of one sentence is added to the slide before."""
-    title, *rest = re.split(r"(?m)^(?=#{2,3} )", marked(notebook).partition("\n## Ex")[0])
+    title, *rest = re.split(r"(?m)^(?=#{2,3} )", lesson_markdown(notebook).partition("\n## Ex")[0])
     shown = [title]
     for section in rest:
         heading, _, text = section.partition("\n")
@@ -110,7 +110,7 @@ def slides_of(notebook: Any) -> list[str]:
     return shown
 
 
-def marked(notebook: Any) -> str:
+def lesson_markdown(notebook: Any) -> str:
     """Return the prose and the short code of a lesson as one text in Markdown."""
     parts = []
     for cell in notebook.cells:

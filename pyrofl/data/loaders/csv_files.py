@@ -12,16 +12,16 @@ from torch import Tensor
 from pyrofl.arguments import ShareBelowOne, check_name, checked, composed
 from pyrofl.choices import LIKELIHOODS, Missing, Scaling
 from pyrofl.data.federation import Dataset
-from pyrofl.data.tables.column_summary import ColumnSummary, coded, summarize_values
+from pyrofl.data.tables.column_summary import ColumnSummary, category_codes, summarize_values
 from pyrofl.data.tables.columns import Column, Ints, Rows, complete, number
 from pyrofl.data.tables.data_quality import (
-    in_spelling_and_units,
-    of_numbers,
-    of_totals,
-    of_words,
-    without_common_levels,
+    distinct_level_warning,
+    number_warning,
+    spelling_and_unit_warnings,
+    total_row_warning,
+    word_warning,
 )
-from pyrofl.data.tables.feature_selection import choose, far_apart, without_categories
+from pyrofl.data.tables.feature_selection import choose, far_apart, omitted_category_warning
 from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
 from pyrofl.data.tables.preprocessor import ColumnPreprocessing, PreprocessingPlan, Preprocessor
 from pyrofl.data.tables.row_checks import (
@@ -98,10 +98,14 @@ def load_csv(
     columns_used = {name: column.at(whole) for name, column in used.items()}
     y, classes = _response(columns_used[target], likelihood)
     texts = (
-        [of_words(target, dict.fromkeys(columns_used[target].words), "classes")] if classes else []
+        [word_warning(target, dict.fromkeys(columns_used[target].words), "classes")]
+        if classes
+        else []
     )
     of_cells = [*chosen.names] if classes else [*chosen.names, target]
-    texts += [of_numbers(columns_used[name]) for name in of_cells if name not in chosen.categories]
+    texts += [
+        number_warning(columns_used[name]) for name in of_cells if name not in chosen.categories
+    ]
     answer = cells_of(columns_used[target])
     pairs = {name: relation_of(cells_of(columns_used[name]), answer) for name in chosen.names}
     texts.append(
@@ -111,12 +115,12 @@ def load_csv(
     )
     if client_column:
         texts.append(
-            of_words(client_column, dict.fromkeys(columns_used[client_column].words), "groups")
+            word_warning(client_column, dict.fromkeys(columns_used[client_column].words), "groups")
         )
-        texts.append(of_totals(columns_used[client_column]))
+        texts.append(total_row_warning(columns_used[client_column]))
     if client_column and classes:
         texts.append(
-            without_common_levels(
+            distinct_level_warning(
                 target, _classes_of_groups(columns_used[target], columns_used[client_column])
             )
         )
@@ -162,7 +166,7 @@ def load_csv(
     raw = [name for name in chosen.names if name not in levels and scaling != "standardize"]
     apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
     texts += [apart] if scaling is None else []
-    texts += [without_categories(columns, chosen)] if features is None else []
+    texts += [omitted_category_warning(columns, chosen)] if features is None else []
     for text in filter(None, texts):
         warn_user(f"{path}: {text}")
     plan = PreprocessingPlan(chosen.names, levels, scaling or "none", missing == "impute", plain)
@@ -233,7 +237,9 @@ def _values(
     """
     if not active:
         return torch.from_numpy(np.stack([columns[name].single() for name in names], 1))
-    parts = [coded(columns[n], levels[n]) if n in levels else columns[n].numbers for n in names]
+    parts = [
+        category_codes(columns[n], levels[n]) if n in levels else columns[n].numbers for n in names
+    ]
     return torch.from_numpy(np.stack(parts, 1))
 
 
@@ -248,11 +254,11 @@ def _between_clients(
     for row_index in rows.values():
         sums = {name: summarize_values(columns[name].numbers[row_index]) for name in numbers}
         sums |= {
-            n: summarize_values(coded(columns[n].at(row_index), words), words)
+            n: summarize_values(category_codes(columns[n].at(row_index), words), words)
             for n, words in levels.items()
         }
         clients.append(sums)
-    return in_spelling_and_units(clients, [*rows])
+    return spelling_and_unit_warnings(clients, [*rows])
 
 
 def _classes_of_groups(target: Column, client_column: Column) -> dict[str, ColumnSummary]:
@@ -280,7 +286,7 @@ def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str,
     """
     if sites and column.name == SITE and set(column.words) <= set(sites):
         words = tuple(site for site in sites if site in set(column.words))
-        return coded(column, words).astype(np.int64), words
+        return category_codes(column, words).astype(np.int64), words
     return _codes(column)
 
 

@@ -115,7 +115,7 @@ def summarize_columns(
         column = columns[name]
         if name in categories:
             words = dict.fromkeys(column.words[~column.gaps].tolist())
-            summaries[name] = summarize_values(coded(column, tuple(words)), tuple(words))
+            summaries[name] = summarize_values(category_codes(column, tuple(words)), tuple(words))
         else:
             column.refuse_odd("name it among categories")
             summaries[name] = summarize_values(column.numbers)
@@ -141,7 +141,7 @@ def summarize_values(values: Numbers, levels: Sequence[str] | None = None) -> Co
     )
 
 
-def coded(column: Column, levels: Sequence[str]) -> Numbers:
+def category_codes(column: Column, levels: Sequence[str]) -> Numbers:
     """Return the category code [N] of each cell of a column; -1: unknown category, NaN: missing.
 
     Numbers match in any spelling, as data frames write 1 as 1.0 in columns with gaps.

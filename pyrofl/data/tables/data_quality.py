@@ -72,7 +72,7 @@ def spellings(words: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def of_words(column: str, words: Iterable[str], kind: str) -> str:
+def word_warning(column: str, words: Iterable[str], kind: str) -> str:
     """Return a warning about words in a column that differ only in case or blanks, or ""."""
     groups = [" and ".join(map(repr, group)) for group in spellings(words)]
     if not groups:
@@ -100,7 +100,7 @@ def level_warning(
         for group in spellings(owners)
     ]
     if not groups:
-        return without_common_levels(column, told) if are_common else ""
+        return distinct_level_warning(column, told) if are_common else ""
     return (
         f"column {column} holds {listed(groups, 3)}, which look like spellings of one word and "
         "count as different categories; expected one spelling in all "
@@ -108,7 +108,7 @@ def level_warning(
     )
 
 
-def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
+def distinct_level_warning(column: str, told: Mapping[str, ColumnSummary]) -> str:
     """Return a warning about a client that shares no category with the other clients, or ""."""
     for client, sums in told.items():
         others = {w for name, one in told.items() if name != client for w in one.levels or ()}
@@ -122,7 +122,7 @@ def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str
     return ""
 
 
-def of_numbers(column: Column) -> str:
+def number_warning(column: Column) -> str:
     """Return a warning about suspicious numbers, such as codes for missing values, or "".
 
     They are codes for missing values, see `of_codes`; row numbers and dates written as numbers; and
@@ -220,7 +220,7 @@ def _first_values(clients: Sequence[Numbers]) -> set[float]:
     }
 
 
-def of_measurements(column: str, words: Sequence[str]) -> str:
+def measurement_warning(column: str, words: Sequence[str]) -> str:
     """Return a warning about many categories that are numbers or dates written as text, or "".
 
     >>> of_measurements("age", [f"{k},5" for k in range(20)])[:58]
@@ -242,7 +242,7 @@ def _is_date(value: float) -> bool:
     return value == round(value) and 1 <= value // 100 % 100 <= 12 and 1 <= value % 100 <= 31
 
 
-def of_totals(column: Column) -> str:
+def total_row_warning(column: Column) -> str:
     """Return a warning about a single row labeled as a total, such as "all", or ""."""
     words = column.words.tolist()
     odd = [w for w in dict.fromkeys(words) if key_of(w) in TOTALS and words.count(w) == 1]
@@ -254,7 +254,7 @@ def of_totals(column: Column) -> str:
     )
 
 
-def in_spelling_and_units(
+def spelling_and_unit_warnings(
     clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
     """Return warnings about inconsistent spellings and units between clients' columns."""

@@ -86,7 +86,7 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
     )
 
 
-def without_categories(table: Mapping[str, Column], chosen: Chosen) -> str:
+def omitted_category_warning(table: Mapping[str, Column], chosen: Chosen) -> str:
     """Return a warning if columns of text that may be categories are omitted, or ""."""
     omitted = [name for name in chosen.left_out if _few_words(table[name])]
     if not omitted:

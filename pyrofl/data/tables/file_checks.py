@@ -31,8 +31,8 @@ from pyrofl.data.tables.data_quality import (
     code_of,
     code_warning,
     key_of,
-    of_measurements,
-    of_numbers,
+    measurement_warning,
+    number_warning,
     spellings,
 )
 from pyrofl.data.tables.dictionary import ColumnEntry, dictionary_problems, near_header
@@ -331,7 +331,7 @@ def _of_numbers(
             cure += "; else give the column a range in the dictionary" * is_far
             text = _without_column(text, name).partition(";")[0]
             yield Problem(file, name, text, cure, is_warning=not is_far)
-        elif len(values) and (text := of_numbers(column)):
+        elif len(values) and (text := number_warning(column)):
             yield Problem(file, name, *_split(_without_column(text, name)), is_warning=True)
     sums = {file: summarize_values(column.numbers) for file, column in parts.items()}
     if text := unit_warning(name, sums):
@@ -363,7 +363,7 @@ def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
         for file, column in parts.items()
     }
     owners = Counter(word for each in counts.values() for word in each)
-    if text := of_measurements(name, [*owners]):
+    if text := measurement_warning(name, [*owners]):
         problem, cure = _split(_without_column(text, name))
         yield Problem(ALL_FILES, name, problem, cure, is_warning=True)
         return

@@ -22,9 +22,14 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name, checked, did_you_mean
 from pyrofl.choices import Scaling
-from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, summarize_values
+from pyrofl.data.tables.column_summary import (
+    ColumnSummary,
+    Numbers,
+    category_codes,
+    summarize_values,
+)
 from pyrofl.data.tables.columns import Column, Ints, number
-from pyrofl.data.tables.data_quality import in_spelling_and_units
+from pyrofl.data.tables.data_quality import spelling_and_unit_warnings
 from pyrofl.data.tables.row_checks import outlier_position
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
@@ -113,7 +118,7 @@ class Preprocessor:
         clients = list(told)
         names = names or [f"client {j}" for j in range(len(clients))]
         _check_same_columns(clients, names)
-        for text in in_spelling_and_units(clients, names) if warns else ():
+        for text in spelling_and_unit_warnings(clients, names) if warns else ():
             warn_user(text)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
         columns, left_out = list[ColumnPreprocessing](), dict[str, str]()
@@ -299,7 +304,7 @@ class Preprocessor:
         if how.levels is None:
             column.refuse_odd("fill in a number")
             return column.numbers
-        codes = coded(column, how.levels)
+        codes = category_codes(column, how.levels)
         if unseen == "refuse" and (codes == -1).any():
             raise ValueError(
                 f"{column.first(codes == -1)}, which no client had; expected one of "

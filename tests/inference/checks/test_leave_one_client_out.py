@@ -26,7 +26,7 @@ from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.definition.metadata import PER_CLIENT, Factors, metadata_of_class
 from pyrofl.inference.posteriors.export import import_arviz, smooth_weights
 from pyrofl.models import fedavg, likelihoods, pvi
-from pyrofl.models.pvi.leaving import without
+from pyrofl.models.pvi.leaving import without_client
 from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.partitions import federations
@@ -319,7 +319,7 @@ def test_k_of_equal_weights_is_none():
 def test_rounds_without_the_client_leave_the_run_as_it_was():
     run = hospitals()
     before = {n: v.clone() for n, v in run.state.server.items()}
-    state = without(run, "H", 1)
+    state = without_client(run, "H", 1)
     toys.assert_same(run.state.server, before)
     assert state.server["share"] == 0
     at = run.data.names.index("H")

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import client_groups, corrected, group_weights
 from pyrofl.inference.posteriors.export import smooth_weights
-from pyrofl.inference.posteriors.proposals import draw_around_modes, evenly
+from pyrofl.inference.posteriors.proposals import draw_around_modes, normal_lattices
 from pyrofl.models import fedavg, likelihood_factors, pfedvem, pvi
 from pyrofl.tensors import Tensors
 
@@ -294,7 +294,7 @@ def test_advice_suits_the_verdict():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_evenly_spaced_noise_is_normal_and_varies_less(size):
     count = 20_000
-    noise = evenly(count, 7, size, torch.Generator().manual_seed(0))
+    noise = normal_lattices(count, 7, size, torch.Generator().manual_seed(0))
     each = noise.flatten(0, 1).flatten()
     # Draws of a set are negatively dependent: 4 standard errors of independent ones are enough.
     error = 4 / each.numel() ** 0.5

@@ -37,7 +37,7 @@ class Bounded(GroupImportanceSampler):
 
 
 def test_a_step_to_a_point_without_a_density_is_halved():
-    of = SimpleNamespace(normal_counts=(1, 1), num_listed_draws=0), SimpleNamespace(ids=[0, 1])
+    of = SimpleNamespace(normal_counts=(1, 1), num_server_draws=0), SimpleNamespace(ids=[0, 1])
     weighing = Bounded(cast("Any", None), cast("Any", of[1]), cast("Any", of[0]))
     mode, root = weighing._mode(torch.zeros(3, 1).double())
     assert mode.shape == (3, 2, 1)

@@ -63,7 +63,7 @@ def server(seed: int, size: int = 1) -> ServerDraws:
 class ListedGuide:
     """Guide that selects among the draws of a list."""
 
-    num_listed_draws, min_draws, normal_counts = LIST, 3, (1, 0)
+    num_server_draws, min_draws, normal_counts = LIST, 3, (1, 0)
 
 
 def weighed(listed: ServerDraws, complete: bool = True, count: int = 2000) -> WeightedDraws:

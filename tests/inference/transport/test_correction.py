@@ -17,7 +17,7 @@ from sites import some
 import pyrofl
 from pyrofl import federations
 from pyrofl.data import Federation
-from pyrofl.data.outlines import facts, hidden
+from pyrofl.data.outlines import facts, outline_federation
 from pyrofl.inference import hmc as sampler
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
@@ -88,7 +88,7 @@ class Study:
             orders = self.server.configure_train(holders)
             replies = {n: self.clients[n].train(o) for n, o in orders.items()}
             self.server.aggregate_train(replies)
-        bare = hidden(facts(self.data))
+        bare = outline_federation(facts(self.data))
         self.here = Run(self.method, bare, self.server.state, 0)
 
     def client(self, name: str) -> Client:

@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pyrofl.models import likelihoods
-from pyrofl.models.shared.distillation import collected, cyclical, distil, predictions, sharpened
+from pyrofl.models.shared.distillation import (
+    averaging_steps,
+    cyclical,
+    distil,
+    predictions,
+    sharpened,
+)
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator
 
@@ -59,17 +65,17 @@ def test_sharpening():
 
 
 def test_the_papers_schedule():
-    assert collected(1580, 25) == list(range(275, 1576, 25))
-    assert len(collected(1580, 25)) == 53
+    assert averaging_steps(1580, 25) == list(range(275, 1576, 25))
+    assert len(averaging_steps(1580, 25)) == 53
     assert cyclical(1, 25, 1e-3, 4e-4) == pytest.approx(9.76e-4)
     assert cyclical(25, 25, 1e-3, 4e-4) == cyclical(275, 25, 1e-3, 4e-4) == pytest.approx(4e-4)
     assert cyclical(26, 25, 1e-3, 4e-4) == cyclical(1, 25, 1e-3, 4e-4)
 
 
 def test_a_short_budget_starts_sooner_and_a_shorter_one_takes_the_end():
-    assert collected(316, 25) == list(range(75, 301, 25))
-    assert collected(24, 25) == [24]
-    assert collected(0, 25) == [0]
+    assert averaging_steps(316, 25) == list(range(75, 301, 25))
+    assert averaging_steps(24, 25) == [24]
+    assert averaging_steps(0, 25) == [0]
 
 
 @pytest.mark.parametrize("swa", [True, False])

@@ -349,7 +349,7 @@ def test_start_of_swa_and_weight_decay_are_settings(tiny):
 
 def test_ones_own_method_can_be_distilled(tiny):
     own = fedavg.build(NET, prior=priors.fixed(), batch=2)
-    method = fedbe.distilled(own, NET, X, distil_epochs=1, samples=2)
+    method = fedbe.with_distillation(own, NET, X, distil_epochs=1, samples=2)
     state = last(method, tiny, 1)
     assert len(held(state.server)["head.bias"]) == 6
     plain = last(own, tiny, 1)

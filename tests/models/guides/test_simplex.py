@@ -108,6 +108,6 @@ def test_the_projection_knows_points_of_the_simplex_and_many_at_once():
 
 def test_small_weights_are_trimmed():
     alpha = torch.tensor([[0.6, 0.3, 0.1], [0.05, 0.05, 0.9]], dtype=torch.float64)
-    close(simplex.trimmed(alpha, 0.2), [[2 / 3, 1 / 3, 0], [0, 0, 1]])
-    kept: Tensor = simplex.trimmed(alpha, 0.0)
+    close(simplex.drop_small_weights(alpha, 0.2), [[2 / 3, 1 / 3, 0], [0, 0, 1]])
+    kept: Tensor = simplex.drop_small_weights(alpha, 0.0)
     close(kept, alpha, 1e-15)

@@ -259,7 +259,7 @@ def test_a_shortened_step_of_a_linear_hypernetwork_is_a_share_of_the_whole():
     source = replace(source, optims={"server/psi/bias0": sgd(1.0, 0.6)})
     whole = moved["server/psi/bias0"] - server["server/psi/bias0"]  # s moves as the bias does
     share = 0.01 / whole.abs().max()
-    short = hypernetwork.shortened(source, server, moved, 0.01)
+    short = hypernetwork.shorten_step(source, server, moved, 0.01)
     close(short["server/psi/bias0"], server["server/psi/bias0"] + share * whole)
     velocity = "server/optim/server/psi/bias0:momentum_buffer"
     close(short[velocity], share * moved[velocity])

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from pyrofl.models import likelihoods
 from pyrofl.models.pfedgp import processes
-from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites, sparing, weights
+from pyrofl.models.pfedgp.processes import (
+    Kernel,
+    lower,
+    predicted,
+    singular_cholesky,
+    sites,
+    weights,
+)
 from pyrofl.tensors import generator
 
 RNG = generator(1)
@@ -101,6 +108,10 @@ def test_a_client_of_no_numbers_is_alone_with_it():
 def test_roots_of_singular_and_of_bad_matrices():
     singular = torch.tensor([[0.25, -0.25], [-0.25, 0.25]], dtype=torch.float64)
     close(lower(singular) @ lower(singular).mT, singular, 1e-11)
-    close(sparing(singular), torch.tensor([[0.5, 0.0], [-0.5, 0.0]], dtype=torch.float64), 1e-11)
+    close(
+        singular_cholesky(singular),
+        torch.tensor([[0.5, 0.0], [-0.5, 0.0]], dtype=torch.float64),
+        1e-11,
+    )
     bad = torch.tensor([[4.0, 9.0], [9.0, -1.0]])
     close(lower(bad), torch.tensor([[2.0, 0.0], [0.0, 0.0]]))

@@ -7,7 +7,7 @@ import torch
 from checks import close
 from torch import nn
 
-from pyrofl.models.pfedmb import layers, merged, refuse_twins
+from pyrofl.models.pfedmb import layers, merge_branches, refuse_twins
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, under
 
@@ -35,14 +35,14 @@ def test_mixing_outputs_is_mixing_parameters(layer, rows):
         net.apply({n: v[b] for n, v in role("branch", branches).items()}, x) for b in (0, 1, 2)
     ]
     mixed = torch.einsum("b,b...->...", alpha[0], torch.stack(outputs))
-    close(net.apply(merged(net, branches, alpha), x), mixed, 1e-12)
+    close(net.apply(merge_branches(net, branches, alpha), x), mixed, 1e-12)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_clients_and_draws_mix_side_by_side(shared):
     net = build("mlp:4", (3,), 2)
     alpha, branches = simplex(7, 5, 1, 1 if shared else 2, 3), drawn(net, 5, 1, 3)
-    found = merged(net, branches, alpha)
+    found = merge_branches(net, branches, alpha)
     for n, shape in net.shapes.items():
         assert found[n].shape == (7, 5, 1, *shape)
         at = 0 if shared else n.startswith("head")
@@ -57,7 +57,7 @@ def test_what_has_no_branches_stays():
     all_of_it = drawn(net, 5, 3)
     head = {n: v for n, v in all_of_it.items() if "head" in n}
     rest = {n.replace("branch", "w"): v[:, 0] for n, v in all_of_it.items() if "fc1" in n}
-    found = merged(net, head | rest, simplex(5, 1, 3))
+    found = merge_branches(net, head | rest, simplex(5, 1, 3))
     assert torch.equal(found["fc1.weight"], rest["w/fc1.weight"])
     assert found["head.weight"].shape == (5, 2, 4)
 

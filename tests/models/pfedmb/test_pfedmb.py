@@ -26,7 +26,7 @@ from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.training.phases import train
 from pyrofl.models import fedavg, guides, pfedmb
-from pyrofl.models.pfedmb import layers, merged
+from pyrofl.models.pfedmb import layers, merge_branches
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, cut, generator, role, spread_out, under
 
@@ -75,7 +75,7 @@ def test_the_gradient_of_the_logits_is_that_of_a_softmax(blobs):
     found, *of_branches = torch.autograd.grad(value, list(free.values()))
 
     alpha = local["a/alpha"].softmax(-1)
-    w = {n: v.requires_grad_() for n, v in merged(net, received, alpha).items()}
+    w = {n: v.requires_grad_() for n, v in merge_branches(net, received, alpha).items()}
     plain = fedavg.build(net)
     value = elbo()(plain.model, plain.guide, {}, under("w", w), batch).sum()
     slope = dict(zip(w, torch.autograd.grad(value, list(w.values())), strict=True))
@@ -129,7 +129,7 @@ def test_a_merged_network_predicts_as_the_branches_do(blobs):
     state = toys.last(method, blobs)
     _, local = prepared(method, blobs, state, blobs.cohort(EVERYONE))
     assert isinstance(local, dict)
-    w = merged(toys.net(), local, posterior(method, blobs, state, 1)["alpha"][0])
+    w = merge_branches(toys.net(), local, posterior(method, blobs, state, 1)["alpha"][0])
     assert {n: v.shape[1:] for n, v in w.items()} == toys.net().shapes
     plain = fedavg.build(toys.net())
     one = RoundState(3, {}, {}, state.seen)

@@ -13,19 +13,19 @@ import toys
 from pyro import poutine
 from torch import Tensor
 
-from pyrofl.experiments.settings import accepted
+from pyrofl.experiments.settings import argument_types
 from pyrofl.inference.definition.elbo import with_rows
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.models import fedavg, fedhb, guides, pfedbayes, pfedvem, priors
 
-BUILT = [m for m, build in table.BUILDS.items() if "prior" in accepted(build)]
+BUILT = [m for m, build in table.BUILDS.items() if "prior" in argument_types(build)]
 HIERARCHICAL = [
     m
     for m in BUILT
     if m != "fedwba"  # whose particles have one prior
-    and accepted(table.BUILDS[m])["prior"] == priors.PriorFamily
+    and argument_types(table.BUILDS[m])["prior"] == priors.PriorFamily
 ]
 MIXED = {"head.weight*": dist.Laplace, "*": dist.Normal}
 

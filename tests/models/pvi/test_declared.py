@@ -16,7 +16,7 @@ from pyro import poutine
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
-from pyrofl.data.outlines import facts, hidden
+from pyrofl.data.outlines import facts, outline_federation
 from pyrofl.inference.posteriors.shared import shared_posterior, shared_to_arviz
 from pyrofl.models import pvi
 
@@ -150,7 +150,9 @@ def test_a_server_without_rows_draws_what_clients_share(schools):
     run = pyrofl.fit(
         pvi.hierarchical(centered, schools, shared="mu tau"), schools, 2, progress=False
     )
-    alone = run.copy(data=hidden(facts(schools)), state=replace(run.state, client_states={}))
+    alone = run.copy(
+        data=outline_federation(facts(schools)), state=replace(run.state, client_states={})
+    )
     drawn, expected = shared_posterior(alone, 50), run.posterior(50)
     assert drawn.keys() == {"mu", "tau"}
     for name, value in drawn.items():

@@ -8,7 +8,7 @@ from checks import close
 from torch import Tensor
 
 from pyrofl.models.pvi.natural_gradient import natural
-from pyrofl.models.shared.gaussians import Normals, balanced, draw_count, stacked
+from pyrofl.models.shared.gaussians import Normals, assemble_root, balance_noise, draw_count
 from pyrofl.tensors import generator
 
 COVARIANCE = torch.tensor([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]).double()
@@ -62,15 +62,15 @@ def test_a_factor_that_is_no_distribution_is_found_out():
 
 def test_balanced_draws_have_the_moments_of_the_normal():
     noise = torch.randn(12, 2, 1, 3, generator=generator(1), dtype=torch.float64)
-    found = balanced(noise)
+    found = balance_noise(noise)
     close(found.mean(0), torch.zeros(2, 1, 3))
     second = torch.einsum("scri,scrj->crij", found, found) / 12
     close(second, torch.eye(3).expand(2, 1, 3, 3))
-    few = balanced(noise[:4])
+    few = balance_noise(noise[:4])
     close(few[:2], noise[:2])
     close(few[2:], -noise[:2])
     with pytest.raises(ValueError, match="num_particles is 3; expected an even number"):
-        balanced(noise[:3])
+        balance_noise(noise[:3])
 
 
 def quadratic(root: Tensor, mean: Tensor, curvature: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,9 @@ def test_a_client_that_turned_bad_changes_nothing_for_others():
 
 
 def test_blocks_are_put_together():
-    found = stacked(torch.ones(1, 1, 1), torch.full((1, 2, 1), 2.0), torch.full((1, 2, 2), 3.0))
+    found = assemble_root(
+        torch.ones(1, 1, 1), torch.full((1, 2, 1), 2.0), torch.full((1, 2, 2), 3.0)
+    )
     assert found.tolist() == [[[1, 0, 0], [2, 3, 3], [2, 3, 3]]]
 
 

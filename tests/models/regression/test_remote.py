@@ -15,7 +15,7 @@ pytest.importorskip("formulae")
 
 import pyrofl
 from pyrofl import federations
-from pyrofl.data.outlines import facts, hidden, outline
+from pyrofl.data.outlines import facts, outline, outline_federation
 from pyrofl.inference import hmc
 from pyrofl.inference.definition.description import clients_part
 from pyrofl.inference.fitted_run.run import Run
@@ -110,7 +110,9 @@ def test_the_posterior_is_that_of_one_process(formula, how, monkeypatch):
     for name, value in run.state.server.items():
         torch.testing.assert_close(server.state.server[name], value, rtol=1e-8, atol=1e-8)
     roster = outline(server.roster.names, server.roster.sizes, (len(agreement.design.places),))
-    data = hidden(facts(replace(roster.to("cpu", torch.float64), source=agreement.design.source)))
+    data = outline_federation(
+        facts(replace(roster.to("cpu", torch.float64), source=agreement.design.source))
+    )
     here = Run(agreement.method, data, server.state, 0)
 
     def send(requests):

@@ -17,7 +17,7 @@ from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, lgfedavg, local
-from pyrofl.models.fedopt import stepped
+from pyrofl.models.fedopt import with_server_optimizer
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role
 
@@ -183,7 +183,7 @@ def test_fedrep_fits_the_head_before_a_test_if_asked_to(tiny):
 
 def test_the_server_may_step_towards_the_average_of_bases(tiny):
     # Momentum 0 and rate 1 change nothing; what the optimizer remembers stays at the server.
-    plain, method = made("fedper"), stepped(made("fedper"), sgd(1.0))
+    plain, method = made("fedper"), with_server_optimizer(made("fedper"), sgd(1.0))
     for one, other in zip(federate(method, tiny, 3), federate(plain, tiny, 3), strict=True):
         for n, v in other.server.items():
             close(one.server[n], v)

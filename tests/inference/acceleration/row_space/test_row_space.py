@@ -21,7 +21,7 @@ from pyrofl.inference.acceleration import grouped_training as training
 from pyrofl.inference.acceleration import groups
 from pyrofl.inference.acceleration.row_space import first_layer as layers
 from pyrofl.inference.acceleration.row_space import rewriting
-from pyrofl.inference.acceleration.row_space.first_layer import RowProducts, first_layer
+from pyrofl.inference.acceleration.row_space.first_layer import RowLayer, first_layer
 from pyrofl.inference.acceleration.row_space.rewriting import pays, rewrite_for_few_rows
 from pyrofl.inference.definition.elbo import TransformedLoss, elbo
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
@@ -93,13 +93,13 @@ def without(method: Method) -> Method:
 def always(monkeypatch) -> list[int]:
     """Let it always pay; return the number of rows of each product."""
     seen: list[int] = []
-    apply = RowProducts.apply
+    apply = RowLayer.apply
 
     def counted(*given):
         seen.append(given[6].shape[-1])  # gram
         return apply(*given)
 
-    monkeypatch.setattr(RowProducts, "apply", counted)
+    monkeypatch.setattr(RowLayer, "apply", counted)
     monkeypatch.setattr(rewriting, "pays", lambda *_: True)
     return seen
 
@@ -160,7 +160,7 @@ def test_the_weight_moves_along_the_rows_alone(always):
 @pytest.mark.parametrize("outputs_alone", [True, False])
 def test_rows_are_fetched_for_a_likelihood_that_looks_at_them(outputs_alone, always, monkeypatch):
     seen: list[int] = []
-    real = layers.InRows.__call__
+    real = layers.RowSpaceWeights.__call__
 
     def called(self, model, received, local, batch):
         seen.append(batch.x.shape[2] if batch.x.dim() > 2 else 0)
@@ -169,7 +169,7 @@ def test_rows_are_fetched_for_a_likelihood_that_looks_at_them(outputs_alone, alw
     def likelihood(outputs, x):
         return dist.Categorical(logits=outputs if outputs_alone else outputs * (1 + x[..., :1]))
 
-    monkeypatch.setattr(layers.InRows, "__call__", called)
+    monkeypatch.setattr(layers.RowSpaceWeights, "__call__", called)
     method = fedavg.build(toys.net(), likelihood=likelihood)
     one = next(federate(method, toys.blobs(), 1, check=False))
     assert always
@@ -401,13 +401,13 @@ def test_who_replaces_a_part_gets_what_is_asked_for(always):
 def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk_size, always, monkeypatch):
     monkeypatch.setattr(rewriting, "most_rows", lambda *_: 10)
     begun: list[list[int]] = []
-    begin = layers.InRows.begin
+    begin = layers.RowSpaceWeights.begin
 
     def counted(self, received, local, batch):
         begun.append(batch.mask.sum(1).tolist())
         return begin(self, received, local, batch)
 
-    monkeypatch.setattr(layers.InRows, "begin", counted)
+    monkeypatch.setattr(layers.RowSpaceWeights, "begin", counted)
     method, data = fedavg.build(toys.net(), batch=4), toys.blobs()
     one, other = (
         next(federate(m, data, 1, chunk_size=chunk_size, check=False))
