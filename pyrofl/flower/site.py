@@ -63,7 +63,7 @@ LARGEST_CLIENT_ROWS = "rows"
 LOG_FILE = "site.log"
 MAX_ERROR_CHARACTERS = 100_000  # characters of an error in the log
 REQUESTS_FOLDER = "received"  # folder of the server's last questions, which bring its models
-SITE_FILE = "site.json"  # name, project and rows of the site that has a folder
+SITE_FILE = "site.json"  # name, project, rows and rules of the site that has a folder
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
@@ -118,6 +118,7 @@ class Site:
         self._built: dict[tuple[int, int], dict[str, Scheduled]] = {}
         about = {"name": name, "project": str(project.file.absolute())}
         about |= {"data": str(Path(data).absolute())}
+        about |= {"rules": str(Path(rules).absolute())} if rules else {}
         write_json(self.state / SITE_FILE, about)
 
     @classmethod
@@ -127,12 +128,13 @@ class Site:
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             name, folder, data = (str(about[n]) for n in ("name", "project", "data"))
+            rules = str(about.get("rules", ""))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path} cannot be read ({error}); expected the folder that was --state of "
                 "`pyrofl study join`, or sites/NAME in the results of `pyrofl study run`"
             ) from error
-        return cls(name, Project.read(folder), data, state)
+        return cls(name, Project.read(folder), data, state, rules=rules)
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
         """Reply to a server message: run the requested evaluations, then the training."""
