@@ -79,12 +79,17 @@ class SiteRules:
         check_fields(self)
 
     @classmethod
-    def read(cls, path: str | Path) -> SiteRules:
-        """Return the rules in a TOML file with lines such as `min-rows = 20`.
+    def read(cls, path: str | Path | None) -> SiteRules:
+        """Return the rules in a TOML file with lines such as `min-rows = 20`, or the defaults.
+
+        Args:
+            path: file; "" and None are the defaults.
 
         Raises:
             ValueError: if the file cannot be read, or a rule is unknown or out of its range.
         """
+        if not path:
+            return cls()
         refuse_no_file(str(path))
         try:
             entries: Mapping[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))

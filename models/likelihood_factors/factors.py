@@ -312,6 +312,7 @@ class Factor(NamedTuple):
             (slopes,) = torch.autograd.grad(value.sum(), u, create_graph=True)
 
         def second(w: Tensor) -> Tensor:
+            """Return the weighted sums [C, p, p] of the second derivatives of log likelihoods."""
             with torch.enable_grad():
                 rows = [
                     torch.autograd.grad(

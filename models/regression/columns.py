@@ -312,6 +312,7 @@ class Columns:
         for k in range(arguments["degree"] + 1):
 
             def sums(frame: pd.DataFrame, k: int = k) -> Report:
+                """Return sums of p^2 and x p^2 of the polynomial p of degree k."""
                 x = values(frame)
                 p = _orthogonal(x, k, transform.alpha, transform.norms2)
                 return [float((p**2).sum()), float((x * p**2).sum())]
@@ -398,6 +399,7 @@ class Columns:
             return Monotonic(0, len(levels) - 1, levels)
 
         def range_of_levels(frame: pd.DataFrame) -> list[float]:
+            """Return the lowest and the highest level of a table; refuse fractions."""
             full, extra = self.clients.padded(frame)
             x = codes(call.args[0].eval(full, self._calls), ())[extra:]
             if (odd := x != np.round(x)).any():
@@ -420,6 +422,8 @@ class Columns:
         """Return quantiles of the variable of a spline, by counts up to bounds."""
 
         def below(bounds: np.ndarray, exchange: int) -> list[int]:
+            """Return how many rows of all clients have values up to each bound."""
+
             def counts(frame: pd.DataFrame) -> Report:
                 return np.searchsorted(np.sort(curve.values(frame)), bounds, side="right").tolist()
 

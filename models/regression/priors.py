@@ -291,6 +291,7 @@ def design_moments(design: Design, link: str) -> dict[str, tuple[Any, Any]]:
     is_log = design.family.support == "positive" and link == "identity"
 
     def arrays(frame: pd.DataFrame) -> dict[str, Any]:
+        """Return the design's columns [N, p] of a table by term, and its response [N]."""
         predictors = design.predictors.items()
         columns = {predictor_of(name): part.evaluate(frame) for name, part in predictors}
         columns |= {term_of(one): one.columns.evaluate(frame) for one in design.groups}

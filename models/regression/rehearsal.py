@@ -327,6 +327,7 @@ def _whole_numbers(
 
     @cache
     def solutions(n: int, total: int, square: int, low: int) -> tuple[tuple[int, ...], ...]:
+        """Return at most two sets of n whole numbers from `low` on."""
         if n == 0:
             return ((),) if total == 0 and square == 0 else ()
         if n * square < total**2 or n * low > total or n * high < total:

@@ -589,11 +589,13 @@ def moments_of(
     """
 
     def report(frame: pd.DataFrame) -> Report:
+        """Return the number of rows of a table, and the moments of its arrays."""
         parts = {name: moments(value) for name, value in values(frame).items()}
         pairs = {n: {"mean": m.tolist(), "squares": s.tolist()} for n, (m, s) in parts.items()}
         return {"rows": len(frame), "parts": pairs}
 
     def combine(reports: Mapping[str, Report]) -> Report:
+        """Return the moments of the rows of all clients."""
         sizes = [one["rows"] for one in reports.values()]
         result = {}
         for name in next(iter(reports.values()))["parts"]:

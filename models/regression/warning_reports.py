@@ -26,6 +26,7 @@ def gather_reports(design: Design, link: str) -> dict[str, Report]:
     scalings = {n: _scaling(design, n, *moments[predictor_of(n)]) for n in design.predictors}
 
     def report(frame: pd.DataFrame) -> Report:
+        """Return what warnings need of one table."""
         y, is_binary = design.y(frame), design.family.support == "binary" and bool(design.terms)
         x = {name: part.evaluate(frame) for name, part in design.predictors.items()}
         z = {name: (x[name] - middle) / scale for name, (middle, scale) in scalings.items()}

@@ -38,7 +38,7 @@ from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
 from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE, site_log
-from pyrofl.flower.table_check import check_tables
+from pyrofl.flower.table_check import check_tables, try_study
 from pyrofl.flower.tables import read_site_tables, regression_arguments
 from pyrofl.flower.template import new as write_study
 from pyrofl.flower.template import write_app
@@ -76,9 +76,7 @@ def up(args: Namespace) -> None:
         raise ValueError(f"{message}; expected one for each of --sites {args.sites}")
     check_tables(project, list(map(str, files[: args.sites])))
     check(project, args.sites)
-    for file in files[: args.sites]:
-        rows = read(project, str(file), file.stem)
-        checked_rules(args.rules, project, file.stem, rows)
+    try_study(project, list(map(str, files[: args.sites])), SiteRules.read(args.rules))
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with process_group(out / FLOWER_FOLDER) as group, ending(partial(kept, out)):
@@ -137,7 +135,7 @@ def checked_rules(
     path: str | None, project: Project, name: str, rows: Federation | Tables
 ) -> SiteRules:
     """Return a site's rules; raise BrokenRuleError if they forbid the study before its reports."""
-    rules = SiteRules.read(path) if path else SiteRules()
+    rules = SiteRules.read(path)
     check_rules(rules, project, name, rows if isinstance(rows, Federation) else None)
     return rules
 

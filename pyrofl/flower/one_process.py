@@ -17,11 +17,9 @@ from pyrofl.flower.commands import (
     LOG_FILE,
     SITES_FOLDER,
     check,
-    checked_rules,
     finish,
     kept,
     print_progress,
-    read,
     rules_of,
 )
 from pyrofl.flower.coordinator import ServerSettings
@@ -70,7 +68,7 @@ def run(args: Namespace) -> None:
     files = files_of(args.data or str(project.folder / "sites"))
     check_tables(project, files)
     check(project, len(files))
-    try_study(project, files, SiteRules.read(args.rules) if args.rules else SiteRules())
+    try_study(project, files, SiteRules.read(args.rules))
     out = Path(args.out or project.folder / "run").absolute()
     sites = [_site(args, project, file, out) for file in files]
     out.mkdir(parents=True, exist_ok=True)
@@ -89,8 +87,7 @@ def run(args: Namespace) -> None:
 
 
 def _site(args: Namespace, project: Project, file: str, out: Path) -> dict[str, Any]:
-    """Return the arguments of a `Site` whose rows and rules permit the study."""
+    """Return the arguments of a `Site`."""
     name = Path(file).stem
-    checked_rules(args.rules, project, name, read(project, file, name))
     site = {"name": name, "project": str(project.file), "data": file} | rules_of(args.rules)
     return site | {"state": str(out / SITES_FOLDER / name)}

@@ -23,7 +23,7 @@ def rehearse(args: Namespace) -> None:
             f"{project.file} has no formula; expected a study with one, as attacks on other "
             "methods are not supported"
         )
-    rules = SiteRules.read(args.rules) if args.rules else SiteRules()
+    rules = SiteRules.read(args.rules)
     tables = read_site_tables(project, args.data, args.name)
     verdict = "the rules permit this study"
     try:

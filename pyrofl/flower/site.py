@@ -103,7 +103,7 @@ class Site:
         `rules` is the file of the site's rules; "" is the default rules.
         """
         self.name, self.project, self.rejoin = name, project, rejoin
-        self.rules = SiteRules.read(rules) if rules else SiteRules()
+        self.rules = SiteRules.read(rules)
         self.min_scored_rows = min_scored_rows
         if project.formula:
             frames = read_site_tables(project, data, name)

@@ -36,7 +36,7 @@ def check(args: Namespace) -> None:
     """Print all problems of tables; raise Stopped if one would make the study wrong."""
     files = [file for path in args.files for file in files_of(path)]
     count = check_tables(args.project, files)
-    try_study(args.project, files, SiteRules.read(args.rules) if args.rules else SiteRules())
+    try_study(args.project, files, SiteRules.read(args.rules))
     more = f"; see {number_of(count, 'warning')} above" if count else ""
     show(f"no problem in {number_of(len(files), 'file')} that would make the study wrong{more}")
 

@@ -200,7 +200,7 @@ def test_files_that_are_changed_or_foreign_are_refused(tmp_path):
         (('"signature": "', '"signature": "zz'), "", f"{unsigned} bern"),
         (('"bern"', '"basel"'), "", "is of basel; expected a file of bern, chur"),
         (("", ""), "births", "is of study deaths; expected a file of births"),
-        (('"version"', '"versiom"'), "", "is no message; expected a file of `pyrofl flower`"),
+        (('"version"', '"versiom"'), "", "is no message; expected a file of `pyrofl study`"),
         (('"number": 3', '"number": true'), "", "is no message"),
         (('"version": 2', '"version": 1'), "", "has version 1; expected 2: use one pyrofl"),
         (('"number": 3', f'"number": {"9" * 5000}'), "", "cannot be read"),
