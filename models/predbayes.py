@@ -188,7 +188,7 @@ def interpolate_predictions(each: Tensor, beta: Tensor | float) -> Tensor:
     The result is log p_beta [U, K].
 
     >>> each = torch.tensor([[[0.8, 0.2]], [[0.5, 0.5]]])
-    >>> [between(each, beta).exp() for beta in (1.0, 0.0)]
+    >>> [interpolate_predictions(each, beta).exp() for beta in (1.0, 0.0)]
     [tensor([[0.8000, 0.2000]]), tensor([[0.6500, 0.3500]])]
     """
     product, mixture = log_extremes(each)

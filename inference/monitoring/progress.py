@@ -110,7 +110,7 @@ def step_label(method: Method, names: str) -> str:
     >>> from pyrofl import nets
     >>> from pyrofl.models import pfedvem
     >>> method = pfedvem.build(nets.build("mlp:2", input_shape=(3,), outputs=2))
-    >>> moved(method, "mu/* pi/*"), moved(method, "base/*")
+    >>> step_label(method, "mu/* pi/*"), step_label(method, "base/*")
     ('posterior', 'base')
     """
     if method.metadata.sites:  # of a user's program, whose sites are not the tensors of the guide

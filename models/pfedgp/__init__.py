@@ -258,7 +258,7 @@ def spaced_rows(size: Tensor, most: int) -> Tensor:
 
     A client with fewer rows gets all of them, the last one repeated.
 
-    >>> spaced(torch.tensor([6, 2]), 3)
+    >>> spaced_rows(torch.tensor([6, 2]), 3)
     tensor([[0, 2, 4],
             [0, 1, 1]])
     """

@@ -115,7 +115,7 @@ def averaging_steps(steps: int, cycle: int, start: float = SWA_START_SHARE) -> l
 
     These are the ends of cycles after the fraction `start` of all steps, or else the last step.
 
-    >>> taken = collected(1580, 25)
+    >>> taken = averaging_steps(1580, 25)
     >>> taken[0], taken[-1], len(taken)
     (275, 1575, 53)
     """

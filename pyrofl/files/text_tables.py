@@ -84,7 +84,7 @@ def _in_a_line(text: str) -> str:
 def format_number(value: float) -> str:
     """Format a number with four decimals, or four significant digits if it is tiny.
 
-    >>> decimals(0.9), decimals(0.0), decimals(1.5e-7)
+    >>> format_number(0.9), format_number(0.0), format_number(1.5e-7)
     ('0.9000', '0.0000', '1.500e-07')
     """
     return f"{value:.3e}" if 0 < abs(value) < 0.00005 else f"{value:.4f}"

@@ -223,7 +223,8 @@ def groups_note(job: Job) -> str:
 def rejected_sender(reason: str, names: Sequence[str]) -> str:
     """Return the client named at the start of the reason for a rejection, else "the server".
 
-    >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])
+    >>> reason = "ward 3: left: tau is nan; expected a finite number"
+    >>> rejected_sender(reason, ["ward 3", "ward 3: left"])
     'ward 3: left'
     """
     return max((n for n in names if reason.startswith(f"{n}: ")), key=len, default="the server")

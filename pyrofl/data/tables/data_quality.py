@@ -223,7 +223,7 @@ def _first_values(clients: Sequence[Numbers]) -> set[float]:
 def measurement_warning(column: str, words: Sequence[str]) -> str:
     """Return a warning about many categories that are numbers or dates written as text, or "".
 
-    >>> of_measurements("age", [f"{k},5" for k in range(20)])[:58]
+    >>> measurement_warning("age", [f"{k},5" for k in range(20)])[:58]
     "column age holds text that reads as numbers, such as '0,5'"
     """
     if len(words) <= MAX_CODE_VALUES:

@@ -279,8 +279,10 @@ def outlier_position(off: NDArray[Any]) -> tuple[int, int] | None:
     Args:
         off: distances from the means in training, in standard deviations [N, columns].
 
-    >>> outlier(np.array([[0.0], [21.0], [1.0]])), outlier(np.array([[4.5], [4.6], [4.7]]))
-    ((1, 0), (2, 0))
+    >>> outlier_position(np.array([[0.0], [21.0], [1.0]]))
+    (1, 0)
+    >>> outlier_position(np.array([[4.5], [4.6], [4.7]]))
+    (2, 0)
     """
     far = np.abs(off)
     if far.max() > MAX_DEVIATIONS:
