@@ -152,12 +152,11 @@ STUDIES: dict[str, Study] = {
     ),
     "table1_cifar": Study(
         title="table 1, CIFAR-10 and CIFAR-100",
-        about="ResNet-20 stands for the paper's ResNet-18. The settings are those of "
-        "Fashion-MNIST; the tuning on CIFAR-10 chose others for Local, FedRep, FedBABU, "
-        "Per-FedAvg, pFedMe and FedABML (0.03 instead of 0.1).",
+        about="ResNet-20 stands for the paper's ResNet-18. The settings are those that the tuning "
+        "on CIFAR-10 chose.",
         cases=COLORS,
         entries=CIFAR_ROWS,
-        tuning="budget.csv",
+        tuning="cifar10/budget.csv",
         claims=(
             *(above(name, CIFAR) for name in ("FedAvg + FT", "Ditto")),
             Claim(
