@@ -66,16 +66,7 @@ PREDICT_OPTIONS: tuple[CommandOption, ...] = (
     ),
     CommandOption("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
-CHECK_OPTIONS: tuple[CommandOption, ...] = (
-    CommandOption(
-        "files PATH", PATH | {"nargs": "+"}, "CSV file of each client, or a folder of them."
-    ),
-    CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
-    CommandOption("--formula F", TEXT, "Formula of the study, of whose columns files are checked."),
-    CommandOption("--family NAME", TEXT, "Family of the responses.", "gaussian"),
-    CommandOption(
-        "--columns COLUMN,...", TEXT, "Columns to check (default: those that most files have)."
-    ),
+FORMAT_OPTIONS: tuple[CommandOption, ...] = (  # of CSV files
     CommandOption(
         "--separator MARK",
         {"choices": (",", ";", "|", "tab")},
@@ -87,15 +78,37 @@ CHECK_OPTIONS: tuple[CommandOption, ...] = (
     ),
     CommandOption("--na WORD,...", TEXT, "Further words that stand for missing values."),
 )
+CHECK_OPTIONS: tuple[CommandOption, ...] = (
+    CommandOption(
+        "files PATH", PATH | {"nargs": "+"}, "CSV file of each client, or a folder of them."
+    ),
+    CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
+    CommandOption("--formula F", TEXT, "Formula of the study, of whose columns files are checked."),
+    CommandOption("--family NAME", TEXT, "Family of the responses.", "gaussian"),
+    CommandOption(
+        "--columns COLUMN,...", TEXT, "Columns to check (default: those that most files have)."
+    ),
+    *FORMAT_OPTIONS,
+)
 DESCRIBE_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption(
         "path PATH", PATH, "Folder with a CSV file of each client, or files with commas."
     ),
     CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     CommandOption(
-        "--columns COLUMN,...", TEXT, "Columns to describe (default: those that most files have)."
+        "--columns COLUMN,...",
+        TEXT,
+        "Columns to describe (default: those of the study, or that most files have).",
     ),
-    CommandOption("--min-count N", COUNT, "Smallest number of rows of a count that is shown.", 3),
+    CommandOption(
+        "--study FILE.yaml", PATH, "Study file, whose dictionary names columns and levels."
+    ),
+    CommandOption(
+        "--rules FILE.toml",
+        PATH,
+        "Rules that the counts must satisfy (default: those of pyrofl.SiteRules).",
+    ),
+    *FORMAT_OPTIONS,
 )
 CONFORMAL_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption("folder DIR", PATH, "Output directory of pyrofl run."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from argparse import Namespace
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pyrofl.experiments.console import REFUSED, Stopped, show, tell
 from pyrofl.files.lock import lock_folder
 from pyrofl.files.run_folder import prepare, write_json
 from pyrofl.flower.commands import site_settings
-from pyrofl.flower.file_transport import SERVER, file_name, read_own_json
+from pyrofl.flower.file_transport import SERVER, file_name
 from pyrofl.flower.project import Project, of_study
 from pyrofl.flower.site import (
     DRAWS_REQUEST,
@@ -24,10 +23,11 @@ from pyrofl.flower.site import (
     SUMMARY_REQUEST,
     TRAINING_REQUEST,
     describe_tensors,
-    log_leaving,
+    record_leaving,
     reply,
     site_log,
 )
+from pyrofl.flower.site_state import read_own_json
 from pyrofl.inference.transport.message_checks import Flat, one_line
 from pyrofl.inference.transport.message_files import (
     Message,
@@ -40,7 +40,7 @@ from pyrofl.inference.transport.message_files import (
 from pyrofl.inference.transport.records import Records
 from pyrofl.nouns import nouns
 
-ANSWERED_FILE = "answered.json"  # study, rows, keys and last request that a site has answered
+ANSWERED_FILE = "answered.json"  # study, keys and last request that a site has answered
 ASKS = {
     GREETING: "names of {clients} and their numbers of training rows",
     SUMMARY_REQUEST: "summaries of the columns of the formula",
@@ -59,8 +59,7 @@ def answer(args: Namespace) -> None:
 
     request = received(args)
     key, state = read_private_key(args.key), Path(args.state).absolute()
-    refuse_no_state(state, request, args.rejoin)
-    site, project, rows, rules = site_settings(args)
+    site, project, rows, rules = site_settings(args, may_be_new=GREETING in request.records)
     show(asked(request))
     if args.show or GREETING in request.records:
         show(leaving(project, rows, site["min_scored_rows"], rules))
@@ -71,7 +70,7 @@ def answer(args: Namespace) -> None:
     prepare(state, overwrite=True)
     with lock_folder(state), site_log(state) as log:
         keys = {"key": key.public_key(), "server-key": read_public_key(args.server_key)}
-        about = refuse_other_study(state, request, args.data, project, keys)
+        about = refuse_other_study(state, request, project, keys)
         try:
             replies = reply(site, request.records, log)
         except Exception as error:
@@ -82,7 +81,7 @@ def answer(args: Namespace) -> None:
             if not args.yes and not is_permitted():
                 log.info("not sent: no consent")
                 raise Stopped("no reply was written, as you did not agree", REFUSED)
-            log_leaving(replies, log)
+            record_leaving(site, replies, log)
             write_message(
                 path,
                 replies,
@@ -166,30 +165,17 @@ def refuse_place(path: Path, request: Message, key: Any) -> None:
         raise ValueError(f"{path} {kind}; expected a file such as {reply_name(request)} (--out)")
 
 
-def refuse_no_state(state: Path, request: Message, rejoin: bool) -> None:
-    """Raise ValueError if a site lost the state of its earlier replies, with which rows compare.
-
-    A greeting begins a state: it is the first request, or the first after `--ask-again`.
-    """
-    if rejoin or GREETING in request.records or (state / ANSWERED_FILE).exists():
-        return
-    raise ValueError(
-        f"{state} has no state for request {request.number}; expected the --state of request "
-        f"{request.number - 1}, or --rejoin, by which the {nouns().site} returns as a new client"
-    )
-
-
 def refuse_other_study(
-    state: Path, request: Message, data: str, project: Project, keys: Mapping[str, Any]
+    state: Path, request: Message, project: Project, keys: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return study, rows, keys, project and number of a request, to be stored with its reply.
+    """Return study, keys, project and number of a request, to be stored with its reply.
 
     Raises:
         ValueError: if a site has answered a later request, or one of another study, with other
-            rows, keys or by another project.
+            keys or by another project.
     """
-    file, digest = state / ANSWERED_FILE, hashlib.sha256(Path(data).read_bytes()).hexdigest()
-    now: Flat = {"study": request.study, "rows": digest, "number": request.number}
+    file = state / ANSWERED_FILE
+    now: Flat = {"study": request.study, "number": request.number}
     now |= {"request": request.id, "project": json.dumps(project.agreed, sort_keys=True)}
     now |= {option: fingerprint(key) for option, key in keys.items()}
     if not file.exists():
@@ -212,11 +198,6 @@ def refuse_other_study(
                 f"--{option} is {now[option]}; expected the key of the first reply, "
                 f"{before[option]}"
             )
-    if before["rows"] != now["rows"]:
-        raise ValueError(
-            f"{data} has changed since request {last[0]}; expected the same rows in all rounds "
-            "(other rows need a new --state, and `exchange --ask-again` at the server)"
-        )
     if before["project"] != now["project"] and GREETING not in request.records:
         raise ValueError(
             f"{project.file} has changed since request {last[0]}; expected the study file of the "

@@ -38,6 +38,7 @@ from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site import LOG_FILE as LOG_OF_SITE
 from pyrofl.flower.site import REFUSAL, STUDY_COMPLETE, site_log
+from pyrofl.flower.site_state import refuse_other_state
 from pyrofl.flower.table_check import check_tables, try_study
 from pyrofl.flower.tables import read_site_tables, regression_arguments
 from pyrofl.flower.template import new as write_study
@@ -202,7 +203,7 @@ def join(args: Namespace) -> None:
     from pyrofl.flower.disclosure import leaving
 
     safe = safe_node(args.server, args.key, args.ca)
-    site, project, rows, rules = site_settings(args)
+    site, project, rows, rules = site_settings(args, may_be_new=True)
     state, least = Path(site["state"]), site["min_scored_rows"]
     node = {n: str(site[n]) for n in ("name", "project", "data", "state")}
     node |= ({"rejoin": "yes"} if args.rejoin else {}) | rules_of(args.rules)
@@ -241,11 +242,15 @@ def join(args: Namespace) -> None:
 
 
 def site_settings(
-    args: Namespace,
+    args: Namespace, *, may_be_new: bool
 ) -> tuple[dict[str, Any], Project, Federation | Tables, SiteRules]:
-    """Return the arguments of `Site`, the project, the rows, and the rules, which permit these."""
+    """Return the arguments of `Site`, the project, the rows, and the rules, which permit these.
+
+    Without `may_be_new`, the site needs the state of its earlier replies, unless it rejoins.
+    """
     project: Project = args.project
     check_tables(project, [args.data])
+    refuse_other_state(args.state, args.data, may_be_new=may_be_new or args.rejoin)
     rows = read(project, args.data, args.name)
     rules = checked_rules(args.rules, project, args.name, rows)
     site: dict[str, Any] = {"name": args.name, "project": str(project.file.absolute())}

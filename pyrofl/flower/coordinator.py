@@ -81,8 +81,9 @@ def coordinate(
         out.mkdir(parents=True, exist_ok=True)
         if dead := held.enter_context(lock_folder(out)):
             print_line(f"{dead}; taking it over")
-        register = Registry(project, transport, print_line, whose=settings.whose)
-        register.announces = not (settings.by_files and (out / ROSTER_FILE).exists())
+        register = Registry(
+            project, transport, print_line, whose=settings.whose, by_files=settings.by_files
+        )
         sites = _roster(out / ROSTER_FILE, register, settings)
         regression = None
         if project.formula:

@@ -7,7 +7,6 @@ that are complete have their replies from files. A request is known by the hash 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from uuid import uuid4
 from pyrofl.files.link_safe_files import subfolder
 from pyrofl.files.run_folder import prepare, replacing, write_json
 from pyrofl.flower.site import STUDY_COMPLETE
+from pyrofl.flower.site_state import read_own_json
 from pyrofl.inference.transport.correction import RepliesNeeded
 from pyrofl.inference.transport.message_checks import one_line
 from pyrofl.inference.transport.message_files import (
@@ -39,15 +39,6 @@ def file_name(site: str, kind: str, number: int) -> str:
     'bern-request-3.json'
     """
     return f"{site}-{kind}-{number}.json"
-
-
-def read_own_json(path: Path) -> dict[str, Any]:
-    """Read a file that these commands wrote; raise ValueError if it is damaged."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it from a backup") from error
-    return content
 
 
 class FileTransport:

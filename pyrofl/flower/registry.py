@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from pyrofl.flower.project import Project
-from pyrofl.flower.site import GREETING, REFUSAL, greeting
+from pyrofl.flower.site import GREETING, HAS_BEGUN, REFUSAL, greeting
 from pyrofl.inference.transport.message_checks import (
     EXPECTED_NAME,
     MAX_QUOTED_CHARACTERS,
@@ -86,7 +86,7 @@ class Registry:
     # Site -> clients and sizes of the run; None before it has begun.
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
     whose: Mapping[int, str] | None = None  # node -> the site whose key it has; None without keys
-    announces: bool = True  # whether sites that are there are printed
+    by_files: bool = False  # requests must be equal when they are written again
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
     _said: set[tuple[int, str]] = field(default_factory=set)
 
@@ -101,7 +101,10 @@ class Registry:
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
         if strangers := sorted(present - self._met.keys()):
-            messages = {node: greeting(self.project) for node in strangers}
+            about = greeting(self.project)[GREETING] | {
+                HAS_BEGUN: not self.by_files and self.expected is not None
+            }
+            messages = {node: {GREETING: about} for node in strangers}
             within = max(timeout, GREETING_TIMEOUT)
             answers = self.transport.exchange(messages, within)
             for node, answer in sorted(answers.items()):
@@ -143,7 +146,7 @@ class Registry:
             self._tell(node, f"{name} is refused: {why}")
             return
         self.sites[name] = site
-        if self.announces:
+        if not (self.by_files and self.expected is not None):
             self.say(f"{name} is there: {_contents(names, site.sizes)}")
 
     def _refusal(self, name: str, site: Member) -> str:

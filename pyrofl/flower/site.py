@@ -19,11 +19,11 @@ from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import checkpoint_file
 from pyrofl.files.link_safe_files import PRIVATE, open_without_links, subfolder
-from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site_results import POSTERIOR_FILE, write_results
+from pyrofl.flower.site_state import SITE_FILE, record_site, refuse_other_state
 from pyrofl.flower.tables import read_site_tables, regression_client
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.predictions import Predictions
@@ -63,7 +63,7 @@ LARGEST_CLIENT_ROWS = "rows"
 LOG_FILE = "site.log"
 MAX_ERROR_CHARACTERS = 100_000  # characters of an error in the log
 REQUESTS_FOLDER = "received"  # folder of the server's last questions, which bring its models
-SITE_FILE = "site.json"  # name, project, rows and rules of the site that has a folder
+HAS_BEGUN = "begun"  # in a greeting: whether the study has begun
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
@@ -113,13 +113,9 @@ class Site:
             self.data = rows_of(project, data, name)
             sizes = dict(zip(self.data.names, self.data.sizes.tolist(), strict=True))
         self.sizes = sizes
-        self.state = Path(state)
+        self.state, self.table = Path(state), data
         self.state.mkdir(parents=True, exist_ok=True)
         self._built: dict[tuple[int, int], dict[str, Scheduled]] = {}
-        about = {"name": name, "project": str(project.file.absolute())}
-        about |= {"data": str(Path(data).absolute())}
-        about |= {"rules": str(Path(rules).absolute())} if rules else {}
-        write_json(self.state / SITE_FILE, about)
 
     @classmethod
     def read(cls, state: str | Path) -> Site:
@@ -138,6 +134,8 @@ class Site:
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
         """Reply to a server message: run the requested evaluations, then the training."""
+        has_begun = records[GREETING].get(HAS_BEGUN) if GREETING in records else True
+        refuse_other_state(self.state, self.table, may_be_new=self.rejoin or not has_begun)
         if GREETING in records:
             return {GREETING: self.reply_to_greeting(records[GREETING])}
         data = None if self.project.formula else self.data
@@ -162,6 +160,7 @@ class Site:
     def reply_to_greeting(self, told: Flat) -> Flat:
         """Reply to the server's greeting with client names and sizes; reject another project."""
         mine = greeting(self.project)[GREETING]
+        told = {n: v for n, v in told.items() if n != HAS_BEGUN}
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
             raise InvalidRequestError(f"{each}; expected the same project and versions at both")
@@ -298,8 +297,9 @@ def reply(site: Mapping[str, Any], records: Mapping[str, Flat], log: logging.Log
     return answers
 
 
-def log_leaving(answers: Records, log: logging.Logger) -> None:
-    """Log which tensors leave the site with a reply."""
+def record_leaving(site: Mapping[str, Any], answers: Records, log: logging.Logger) -> None:
+    """Log which tensors leave the site with a reply, and record the rows that they are of."""
+    record_site(site, rows=bool(answers.keys() - {GREETING}))
     for what, flat in answers.items():
         log.info("leaves: %s: %s", what, ", ".join(describe_tensors(flat)) or "no tensor")
 
@@ -316,10 +316,10 @@ def reply_or_refuse(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Rec
     with site_log(site["state"]) as log:
         try:
             answers = reply(site, records, log)
-            log_leaving(answers, log)
+            record_leaving(site, answers, log)
             return answers
         except (InvalidRequestError, ClientError) as error:
-            log.info("refused: %s", one_line(error, MAX_ERROR_CHARACTERS))
+            log.info("refused: %s", one_line(str(error), MAX_ERROR_CHARACTERS))
             return {REFUSAL: {"site": str(site["name"]), "why": str(error)}}
         except BrokenRuleError as error:
             log.info("refused: %s", error)

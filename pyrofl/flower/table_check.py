@@ -49,7 +49,6 @@ def check_tables(project: Project, paths: Sequence[str]) -> int:
     Raises:
         Stopped: if a problem makes the study wrong.
     """
-    paths = [path for path in paths if not path.lower().endswith(".parquet")]
     needed = [*dict.fromkeys([*project.used_columns, *filter(None, [project.client_column])])]
     problems = check_files(
         paths, needed, numbers=project.number_columns, dictionary=project.columns

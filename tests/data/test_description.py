@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from itertools import combinations_with_replacement, product
+
 import numpy as np
 import pandas as pd
 import pytest
+from hospitals import written
+from messy_files import COLUMNS, correct_tables, write_messy
+from messy_files import SIZES as MESSY_SIZES
 
+import pyrofl
 from pyrofl.cli.parser import main
 from pyrofl.data.tables.description import bound_counts, clients_without_moments, describe_tables
 from pyrofl.data.tables.table_files import columns_of
 
+RULES = pyrofl.SiteRules()
 SIZES = {"bern": 80, "basel": 35, "chur": 12}
 
 
@@ -26,9 +34,9 @@ def hospitals(seed=0):
     return frames
 
 
-def described(frames, columns, **how):
+def described(frames, columns, rules=RULES):
     tables = {name: columns_of(frame) for name, frame in frames.items()}
-    entries = describe_tables(tables, columns, **how)
+    entries = describe_tables(tables, columns, rules)
     return {(one.column, one.statistic, one.client): one for one in entries}
 
 
@@ -75,8 +83,12 @@ def test_small_counts_are_suppressed_and_do_not_follow_from_totals():
     assert found["arm", "rare levels", "bern"].value is None
     assert found["arm", "a", "bern"].value == 48
     assert ("arm", "b", "bern") not in found  # else z were the rest of 80
-    assert found["arm", "a", "chur"].value == 8  # the others are four rows together
-    assert found["arm", "a", "all"].value == 48 + 35 + 8
+    assert ("arm", "a", "chur") not in {k for k, e in found.items() if e.value is not None}
+    assert found["arm", "a", "all"].value is None  # else two levels of at most two rows were four
+    frames["chur"]["arm"] = ["y"] + ["x"] * 2 + ["a"] * 9
+    found = described(frames, ["arm"])
+    assert found["arm", "a", "chur"].value == 9
+    assert found["arm", "a", "all"].value == 48 + 35 + 9
     assert found["arm", "rare levels", "all"].value is None
     few = {"chur": frames["chur"][:2].assign(age=[50.0, 60.0]), "bern": frames["bern"]}
     found = described(few, ["age"])
@@ -100,7 +112,9 @@ def test_moments_that_reveal_a_row_are_suppressed():
         assert found[name, "n", "basel"].value == SIZES["basel"]
         assert found[name, "n", "all"].value == len(others)
         assert found[name, "mean", "all"].value == pytest.approx(others[name].mean())
-    entries = describe_tables({n: columns_of(f) for n, f in frames.items()}, ["spike", "age"])
+    entries = describe_tables(
+        {n: columns_of(f) for n, f in frames.items()}, ["spike", "age"], RULES
+    )
     assert clients_without_moments(entries, [*frames]) == {"spike": ["basel"]}
 
 
@@ -134,10 +148,143 @@ def test_reported_counts_have_enough_rows_between_bounds():
 def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys):
     for name, frame in hospitals().items():
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    assert main(["describe", str(tmp_path), "--columns", "age,sex", "--min-count", "4"]) == 0
+    (tmp_path / "rules.toml").write_text("min-level-rows = 4\n")
+    words = ["describe", str(tmp_path), "--rules", str(tmp_path / "rules.toml")]
+    assert main([*words, "--columns", "age,sex"]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[0].split() == ["column", "statistic", "basel", "bern", "chur", "all"]
     assert "± " in said
     assert "- is a number of fewer than 4 rows, or would reveal one" in said
     assert main(["describe", str(tmp_path), "--columns", "age,heigth"]) == 2
-    assert "column heigth is missing in basel, bern, chur" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "3 problems in 3 files; expected none" in said.err
+    assert re.search(r"bern.csv +heigth +is missing +add it", said.out)
+
+
+NUMBERS = np.random.default_rng(5).normal(60, 11, 40).round(1)
+ATTACKED = {  # cells of a column at one hospital
+    "one row": [61.5],
+    "two rows": [61.5, 48.0],
+    "three equal rows": [7.0] * 3,
+    "four equal rows": [7.0] * 4,
+    "four equal words": ["ill"] * 4,
+    "three words": ["ill", "ill", "well"],
+    "one event": [1] + [0] * 39,
+    "one without event": [0] + [1] * 39,
+    "two events as words": ["yes"] * 2 + ["no"] * 38,
+    "one word of three levels": ["a"] * 20 + ["b"] * 19 + ["c"],
+    "two levels of two": ["a"] * 20 + ["b"] * 2 + ["c"] * 2,
+    "two levels of one": ["a"] * 20 + ["b"] + ["c"],
+    "zeros but for 2, 1, 1": [0] * 37 + [2, 1, 1],
+    "zeros but for 3, 2, 1, 1": [0] * 36 + [3, 2, 1, 1],
+    "one outlier": [*NUMBERS[:-1], 1e5],
+    "two outliers": [*NUMBERS[:-2], 1e5, -1e5],
+    "six numbers": [*NUMBERS[:6]],
+    "nine numbers": [*NUMBERS[:9]],
+    "identifiers": [f"person {k // 3}" for k in range(150)],
+    "notes": ["see the letter of his doctor; " * 4] * 5 + ["none"] * 35,
+    "three values among gaps": [50.0, 55.5, 61.0] + [np.nan] * 37,
+    "two words among gaps": ["ill", "ill"] + [None] * 38,
+}
+
+
+def rows_from_counts(cells, values):
+    """Return levels of one or two rows that printed counts give, with the total."""
+    levels = sorted({str(cell) for cell in cells})
+    shown = {level: values[level] for level in levels if values.get(level) is not None}
+    hidden = [level for level in levels if level not in shown]
+    counts = [level for level, count in shown.items() if 0 < count < 3]
+    rest = len(cells) - sum(shown.values())
+    largest = [*range(1, 3)] if all(cells.count(level) < 3 for level in hidden) else [*range(1, 60)]
+    if len(hidden) < 4:  # every way to divide the rest among the hidden levels
+        ways = [w for w in product(largest, repeat=len(hidden)) if sum(w) == rest]
+        counts += [hidden[k] for k in range(len(hidden)) if len({w[k] for w in ways}) == 1]
+    return [level for level in counts if cells.count(level) < 3]
+
+
+def rows_from_moments(cells, values):
+    """Return the rows that mean and sd give, if all others have the most frequent number."""
+    if values["mean"] is None:
+        return []
+    usual = max(set(cells), key=cells.count)
+    sums = [values["mean"] * len(cells) - usual * len(cells)]
+    sums += [values["sd"] ** 2 * (len(cells) - 1) + sums[0] ** 2 / len(cells)]
+    steps = [k for k in range(-4, 5) if k]
+    ways = [
+        way
+        for count in range(1, 5)
+        for way in combinations_with_replacement(steps, count)
+        if np.allclose([sum(way), sum(k * k for k in way)], sums, atol=1e-6)
+    ]
+    few = [way for way in ways if min(map(way.count, way)) < 3]
+    return list(few[0]) if len(ways) == 1 and few else []
+
+
+def rows_from_quantiles(cells, found):
+    """Return the smallest and the largest number if an end of a printed interval is beside it."""
+    ends = []
+    for statistic in ("25 %", "median", "75 %"):
+        if (one := found["secret", statistic, "bern"]).value is not None:
+            ends += [one.value - one.error, one.value + one.error]
+    near = 0.05 * np.std(cells)
+    return [x for x in (min(cells), max(cells)) if any(abs(x - end) <= near for end in ends)]
+
+
+@pytest.mark.parametrize("kind", ATTACKED)
+def test_a_description_reveals_no_row(kind):
+    """Attacks on what is printed of one column, by one who knows the number of rows."""
+    cells = ATTACKED[kind]
+    frames = {"bern": pd.DataFrame({"secret": cells})}
+    whole = cells if isinstance(cells[0], str) else [*NUMBERS]
+    frames["basel"] = pd.DataFrame({"secret": [*dict.fromkeys(map(str, whole))] * 9})
+    frames["basel"] = (
+        frames["basel"] if isinstance(cells[0], str) else pd.DataFrame({"secret": NUMBERS})
+    )
+    found = described(frames, ["secret"])
+    values = {s: e.value for (_, s, client), e in found.items() if client == "bern"}
+    filled = [cell for cell in cells if cell is not None and cell == cell]
+    if isinstance(cells[0], str):
+        assert len(filled) < 5 or rows_from_counts(filled, values) == []
+        assert not [name for name, n in values.items() if n and len(name) > 80]
+        assert kind != "identifiers" or set(values.values()) <= {0, None}
+    else:
+        assert rows_from_moments(filled, values) == []
+        assert len(set(filled)) < 3 or rows_from_quantiles(filled, found) == []
+    if len(filled) < 5:
+        assert not {n for n in values.values() if n is not None and n > 0}
+        pooled = frames["basel"]["secret"]
+        of_all = {s: e.value for (_, s, client), e in found.items() if client == "all"}
+        assert of_all.get("n") in (None, len(pooled))
+
+
+def test_messy_files_are_described_as_their_correct_rows(tmp_path, capsys):
+    """By separator, decimal mark, headers and levels of the dictionary, as the check proposes."""
+    tables = correct_tables()
+    write_messy(tmp_path / "files")
+    thun = (tmp_path / "files/thun.csv").read_bytes()
+    (tmp_path / "files/thun.csv").write_bytes(thun.replace(b"F,", b"unbekannt,", 1))
+    used = {"age": COLUMNS["age"], "sex": COLUMNS["sex"]}
+    entries = {"formula": "age ~ sex", "columns": used, "unit": "hospital"}
+    study = written(tmp_path, entries)
+    words = ["describe", str(tmp_path / "files"), "--study", str(study.file)]
+    assert main([*words, "--na", "unbekannt"]) == 0
+    said = capsys.readouterr().out
+    lines = {tuple(line.split()[:2]): line.split()[2:] for line in said.splitlines()}
+    assert lines["column", "statistic"] == [*sorted(MESSY_SIZES), "all"]
+    for place, name in enumerate(sorted(MESSY_SIZES)):
+        age, sex = tables[name]["age"], tables[name]["sex"]
+        if name == "thun":
+            sex = sex.where(sex.index != sex[sex == "f"].index[0])
+        mean = f"{age.mean():.4g}" if len(age) > 4 else "-"
+        assert lines["age", "mean"][place] == mean
+        if len(age) > 4:
+            assert lines["sex", "f"][place] == str((sex == "f").sum())
+    assert "luzern.csv: age is called 'Age'" in said
+    assert "thun.csv: sex counts Weiblich as f, F as f, M as m" in said
+    assert "basel.csv: separator ';', encoding utf-8, decimal mark ','" in said
+    assert main(["describe", str(tmp_path / "files"), "--columns", "creatinine"]) == 0
+    study = written(tmp_path, entries | {"columns": COLUMNS, "formula": "creatinine ~ age"})
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "convert it from mg/dL to umol/L, and rename it creatinine" in said.out
+    assert "1 problem in 7 files" in said.err

@@ -243,3 +243,25 @@ def test_a_file_may_hold_the_rows_of_several_clients(tmp_path, capsys):
     assert "more.csv has rows of 'bern', and so has an earlier file" in capsys.readouterr().err
     with pytest.raises(ValueError, match="expected the name of a client in every row"):
         check_files([write(tmp_path, "gap", {"ward": [""] * N, **cells(2)})], client="ward")
+
+
+def test_parquet_files_are_checked_beside_csv_files(tmp_path):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    table = cells(0)
+    paths = [write(tmp_path, "a", table), str(tmp_path / "b.parquet")]
+    pd.DataFrame(first(cells(1), "sex", "F")).to_parquet(paths[1])
+    report = check_files(paths, NEEDED)
+    assert [(one.file, one.column) for one in report.problems] == [("b.parquet", "sex")]
+    assert report.guesses[1] == "b.parquet: 40 rows, 40 complete"
+
+
+def test_files_of_one_name_are_checked_apart(tmp_path):
+    paths = []
+    for seed, name in enumerate(("bern", "chur")):
+        (tmp_path / name).mkdir()
+        table = first(cells(seed), "age", "unknown") if name == "bern" else cells(seed)
+        paths.append(write(tmp_path / name, "rows", table))
+    report = check_files(paths, NEEDED)
+    assert [one.file for one in report.problems if not one.is_warning] == [paths[0]]
+    assert len(report.guesses) == 2

@@ -437,10 +437,12 @@ REFUSED_REQUESTS = {
     ),
     "other rows": (
         lambda s, t: (
+            s.answer("hospital_1"),
+            s.reply("hospital_1").unlink(),
             edited(s.project.folder / "sites/hospital_1.csv", lambda x: x.replace("yes", "no", 1)),
             s.answer("hospital_1"),
-        )[1],
-        "hospital_1.csv has changed since request 1; expected the same rows in all rounds",
+        )[-1],
+        "hospital_1.csv has changed since numbers of its rows left; expected the same rows in all",
     ),
     "no key": (
         lambda s, t: ((s.folder / "nodes/hospital_1.key").unlink(), s.answer("hospital_1"))[1],
@@ -465,7 +467,7 @@ REFUSED_REQUESTS = {
     ),
     "no state": (
         lambda s, t: s.answer("hospital_1", "--state", str(t / "none")),
-        "none has no state for request 2; expected the --state of request 1, or --rejoin",
+        "none has no state of this study, which has begun; expected the --state of earlier replies",
     ),
     "key of another site": (
         lambda s, t: s.answer("hospital_1", "--key", str(s.folder / "nodes/hospital_2.key")),
@@ -529,7 +531,7 @@ def test_a_site_that_lost_its_state_returns_as_a_new_client(tmp_path, capsys):
     rows.write_text(table.rpartition("\n")[0].rpartition("\n")[0] + "\n")
     assert by_files.answer("hospital_2") == 2
     said = capsys.readouterr().err
-    assert "hospital_2 has no state for request 3; expected the --state of request 2" in said
+    assert "hospital_2 has no state of this study, which has begun; expected the --state" in said
     assert not (tmp_path / "files/hospital_2").exists()
     rows.write_text(table)
     assert by_files.answer("hospital_2", "--rejoin") == 0
@@ -564,7 +566,7 @@ def test_a_site_with_an_error_in_its_table_is_asked_again(tmp_path, capsys):
     table.write_text(right)
     assert by_files.exchange("--ask-again", "basel") == 0
     assert by_files.answer("basel") == 2
-    assert "basel.csv has changed since request 2" in capsys.readouterr().err
+    assert "basel.csv has changed since numbers of its rows left" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "files/basel")
     by_files.run()
     over_network(project, tmp_path / "network", wire_of(project, tmp_path / "network", names))

@@ -144,7 +144,7 @@ def test_only_one_server_works_in_a_folder(tmp_path):
 def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("pfedvem",), rounds=3)
     transport = wire(project, tmp_path)
-    second = site(project, tmp_path / "other", "hospital_2")
+    second = site(project, tmp_path, "hospital_2")
 
     def come_and_go(number, node, answer):
         if (number, node) == (1, 12):
@@ -203,8 +203,59 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
         assert not [line for line in said if "of fedavg" in line]  # which keeps nothing
         assert [len(states[name].reporters.ids) for name in methods] == [3] * 3
     else:
-        assert any("--rejoin makes them new clients" in line for line in said)
+        assert any("or --rejoin, by which the site returns as a new client" in one for one in said)
         assert [len(states[name].reporters.ids) for name in methods] == [2] * 3
+
+
+ODD_STATES = {
+    "a lost state": (
+        "hospital_2 has no state of this study, which has begun; expected the --state of earlier"
+        " replies, or --rejoin, by which the site returns as a new client"
+    ),
+    "other rows": "hospital_2.csv has changed since numbers of its rows left; expected the same",
+}
+
+
+@pytest.mark.parametrize("kind", ODD_STATES)
+@pytest.mark.parametrize("at", [1, 2], ids=["round 2", "last evaluation"])
+@pytest.mark.parametrize("node", [11, 21], ids=["running", "restarted"])
+def test_a_site_whose_state_or_rows_are_others_is_refused_in_every_exchange(
+    kind, at, node, tmp_path
+):
+    """At the rounds and the last evaluation, of a method whose clients have no state."""
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    transport = wire(project, tmp_path)
+    table = tmp_path / "p/sites/hospital_2.csv"
+
+    def spoil(number, sender, answer):
+        if (number, sender) == (at, 12):
+            if kind == "a lost state":
+                shutil.rmtree(tmp_path / "hospital_2")
+            else:
+                table.write_text(table.read_text().replace("yes", "no", 1))
+            transport.sites[node] = transport.sites.pop(11)
+        return answer
+
+    transport.spoil = spoil
+    _, said = made(project, tmp_path / "out", transport)
+    assert any(ODD_STATES[kind] in line for line in said)
+    assert f"refused: {ODD_STATES[kind]}" in (tmp_path / "hospital_2/site.log").read_text()
+    if at == 1:
+        assert any("2 of 3 sites replied" in line for line in said)
+
+
+def test_rows_may_change_until_the_study_begins(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    table = tmp_path / "p/sites/hospital_2.csv"
+    transport = wire(project, tmp_path)
+    late = transport.sites.pop(12)
+    with pytest.raises(Stopped, match="2 of 3 sites are there"):
+        made(project, tmp_path / "out", transport)
+    table.write_text(table.read_text().replace("yes", "no", 1))
+    transport = wire(project, tmp_path)
+    assert late == transport.sites[12]
+    states, _ = made(project, tmp_path / "out", transport)
+    toys.assert_same(states["fedavg"].server, looped(project, "fedavg").server, **CLOSE)
 
 
 def test_a_site_without_loss_is_not_said_to_have_lost_its_state(tmp_path):

@@ -67,7 +67,6 @@ NUMBERS: list[Rule] = [
     *((TUNE, flag, 1, (REFUSED,)) for flag in ("--trials", "--tune-seeds")),
     *((f"{SERVE} --cert x", flag, 1, (REFUSED,)) for flag in ("--sites", "--min-sites", "--port")),
     ("study join 127.0.0.1:1 --show", "--min-scored-rows", 1, (REFUSED,)),
-    ("describe", "--min-count", 1, (REFUSED,)),
     (AT_SITE, "--draws", 1, (REFUSED,)),
     ("predict run --data new.csv --out out.csv", "--draws", 1, (REFUSED,)),
     *(
@@ -284,6 +283,10 @@ REFUSING: dict[str, tuple[str, ...]] = {
     f"check {ROWS} --columns zzz --na={GAP}": ("", "a\0b", "NA"),
     f"check -- {GAP}": NO_FILE,
     f"describe -- {GAP}": NO_FILE,
+    f"describe {ROWS} --study={GAP}": NO_FILE,
+    f"describe {ROWS} --rules={GAP}": NO_FILE,
+    f"describe {ROWS} --encoding={GAP}": ("", "zzz", "a\0b", "zlib_codec", LONG),
+    f"describe {ROWS} --columns={GAP}": ("", "a\0b", "nowhere"),
     f"{JOIN} --ca=p/study.yaml --key={GAP} 10.0.0.1:1": NO_FILE,
     f"{JOIN} --key=p/study.yaml --ca={GAP} 10.0.0.1:1": NO_FILE,
     f"{JOIN} --show --name={GAP} 127.0.0.1:1": NAMES,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from pyrofl.data.tables.file_checks import check_files
+from pyrofl.data.tables.file_checks import Problem, check_files
 from pyrofl.data.tables.table_files import files_of
 from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments.console import REFUSED, Stopped, show
@@ -24,24 +26,31 @@ def check(args: Namespace) -> None:
         client = args.client_column or "client"
         columns = (*columns, *formula_columns(args.formula, args.family, client))
         numbers = number_columns(args.formula, args.family)
-    na = tuple((args.na or "").split(",")) if args.na else ()
     report = check_files(
         files,
         tuple(dict.fromkeys(columns)),
         numbers=numbers,
         client=args.client_column or "",
-        separator={"tab": "\t"}.get(args.separator, args.separator or ""),
-        encoding=args.encoding or "",
-        decimal=args.decimal or "",
-        na=na,
+        **format_options(args),
     )
     show("\n".join(report.guesses))
     counted = number_of(len(files), "file")
     if not report.problems:
         show(f"no problem in {counted}")
         return
-    rows = [one[:4] for one in report.problems]
+    stop(report.problems, counted)
+
+
+def format_options(args: Namespace) -> dict[str, Any]:
+    """Return the format of files that options name; "" is guessed."""
+    separator = {"tab": "\t"}.get(args.separator, args.separator or "")
+    na = tuple(args.na.split(",")) if args.na else ()
+    how = {"encoding": args.encoding or "", "decimal": args.decimal or ""}
+    return {"separator": separator, "na": na, **how}
+
+
+def stop(problems: Sequence[Problem], counted: str) -> NoReturn:
+    """Print problems with their fixes, and raise Stopped with their number."""
+    rows = [one[:4] for one in problems]
     show(text_tables.table(("file", "column", "problem", "fix"), rows))
-    raise Stopped(
-        f"{number_of(len(report.problems), 'problem')} in {counted}; expected none", REFUSED
-    )
+    raise Stopped(f"{number_of(len(problems), 'problem')} in {counted}; expected none", REFUSED)

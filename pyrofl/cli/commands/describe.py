@@ -3,45 +3,68 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
-from pyrofl.data.tables.columns import Column, tables_by_client
+from pyrofl.cli.commands.check import format_options, stop
+from pyrofl.data.tables.columns import Column
 from pyrofl.data.tables.description import (
     ALL_CLIENTS,
     clients_without_moments,
     describe_tables,
     table_rows,
 )
-from pyrofl.data.tables.file_checks import usual_columns
-from pyrofl.data.tables.table_files import files_of, read_file
-from pyrofl.data.tables.wording import listed
+from pyrofl.data.tables.dictionary import ColumnEntry, with_levels
+from pyrofl.data.tables.file_checks import match_columns, read_tables, usual_columns
+from pyrofl.data.tables.table_files import files_of
+from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.experiments.console import show
 from pyrofl.files import text_tables
+from pyrofl.flower.project import Project
+from pyrofl.inference.transport.site_rules import SiteRules
 
 
 def describe(args: Namespace) -> None:
     """Print counts, means, standard deviations, quartiles and levels of columns."""
-    tables: dict[str, dict[str, Column]] = {}
-    for file in files_of(args.path):
-        table = read_file(file)
-        by_client = {Path(file).stem: table}
-        if args.client_column:
-            by_client = tables_by_client(table, args.client_column, tables)
-        tables |= by_client
-    columns = tuple(args.columns.split(",")) if args.columns else usual_columns(tables)
-    for name in columns:
-        if lacking := [client for client, table in tables.items() if name not in table]:
-            raise ValueError(
-                f"column {name} is missing in {listed(lacking)}; expected columns of all files: "
-                "see pyrofl check"
-            )
-    entries = describe_tables(tables, columns, args.min_count)
-    head = ("column", "statistic", *tables, ALL_CLIENTS)
+    rules, files = SiteRules.read(args.rules), files_of(args.path)
+    project = Project.read(args.study) if args.study else None
+    client = args.client_column or (project.client_column if project else "")
+    columns = tuple(args.columns.split(",")) if args.columns else ()
+    if project and not columns:
+        columns = tuple(n for n in project.used_columns if n not in (client, project.client_name))
+    tables, formats, problems = read_tables(files, client, **format_options(args))
+    columns, entries = columns or usual_columns(tables), project.columns if project else {}
+    spellings = list(problems)
+    used = match_columns(tables, columns, entries, spellings)
+    notes = [one for one in spellings if one.cure == f"rename it {one.column}"]
+    if refused := [one for one in spellings if one not in notes]:
+        stop(refused, number_of(len(files), "file"))
+    used, other_words = _spelled(used, entries)
+    named = {name if client else Path(name).stem: table for name, table in used.items()}
+    described = describe_tables(named, columns, rules)
+    head = ("column", "statistic", *named, ALL_CLIENTS)
     legend = (
-        f"- is a number of fewer than {args.min_count} rows, or would reveal one; a quantile is "
-        "within its error"
+        f"- is a number of fewer than {rules.min_level_rows} rows, or would reveal one; a quantile "
+        "is within its error"
     )
-    suppressed = clients_without_moments(entries, [*tables])
-    notes = [f"{name}: all is without {listed(some)}" for name, some in suppressed.items()]
-    printed = text_tables.table(head, table_rows(entries, [*tables]))
-    show("\n".join([printed, legend, *notes]))
+    lacking = clients_without_moments(described, [*named])
+    lines = [f"{name}: all is without {listed(some)}" for name, some in lacking.items()]
+    lines += [f"{one.file}: {one.column} {one.text}" for one in notes] + other_words
+    lines += [f"{Path(path).name}: {form}" for path, form in formats.items() if not form.is_usual]
+    printed = text_tables.table(head, table_rows(described, [*named]))
+    show("\n".join([printed, legend, *lines]))
+
+
+def _spelled(
+    tables: Mapping[str, Mapping[str, Column]], dictionary: Mapping[str, ColumnEntry]
+) -> tuple[dict[str, dict[str, Column]], list[str]]:
+    """Return tables with the dictionary's words for levels, and lines on the other words."""
+    result, lines = dict[str, dict[str, Column]](), list[str]()
+    for table_name, table in tables.items():
+        result[table_name] = dict(table)
+        for name in table.keys() & dictionary.keys():
+            if levels := dictionary[name].levels:
+                result[table_name][name], other = with_levels(table[name], levels)
+                words = listed([f"{word} as {level}" for word, level in other.items()])
+                lines += [f"{table_name}: {name} counts {words}"] if other else []
+    return result, sorted(lines)

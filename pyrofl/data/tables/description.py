@@ -1,10 +1,20 @@
 """Description of the clients' tables by sums and counts: Table 1 by client and of all rows.
 
 A client reports counts, means and sums of squares; then, for quantiles, how many of its numbers are
-at most some bounds of a common grid, with at least `min_count` rows between two bounds; and counts
-of levels. Counts below `min_count` are suppressed, and so is the next smallest if it would follow.
-Moments are suppressed that are those of fewer than `min_count` rows, or nearly so: of an event of
-one row, or of numbers that are 0 but for one. "all" is then that of the other clients.
+at most some bounds of a common grid, with at least `min_level_rows` rows between two bounds and
+beyond the last; and counts of levels. The limits are those of a site's rules:
+
+- A column with fewer than `min_rows` values at a client has neither moments nor levels there.
+- Counts of levels below `min_level_rows` are suppressed, and the next smallest if they would follow
+  from the total. So are levels of more than `max_levels`, or with longer names than
+  `max_level_characters`, as of identifiers and notes.
+- Moments are suppressed that are nearly those of a few rows: of an event of fewer than
+  `min_level_rows` rows, of numbers that are equal but for fewer than `min_rows`, or of which fewer
+  than `min_level_rows` have more than `max_share` of the squared deviations. "all" is then that of
+  the other clients.
+
+Numbers of missing values are exact, and one description is safe, not several of tables that differ
+in a few rows.
 """
 
 from __future__ import annotations
@@ -13,7 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +35,26 @@ from pyrofl.data.tables.row_checks import share_of_largest
 ALL_CLIENTS = "all"
 RARE_LEVELS = "rare levels"
 QUANTILES = {"25 %": 0.25, "median": 0.5, "75 %": 0.75}
-MAX_SHARE = 0.9  # of squared deviations, that two rows may have
 BOUNDS_PER_SD, GRID_SDS = 20, 6  # of the grid: bounds in a standard deviation, and its half-width
 
 Numbers = NDArray[np.float64]
 BoundCounts = tuple[tuple[int, int], ...]
 """Places of bounds in the grid, and numbers of values up to them, in order."""
+
+
+class Limits(Protocol):
+    """Limits of a description, as `SiteRules` has them."""
+
+    @property
+    def min_rows(self) -> int: ...  # noqa: D102
+    @property
+    def min_level_rows(self) -> int: ...  # noqa: D102
+    @property
+    def max_share(self) -> float: ...  # noqa: D102
+    @property
+    def max_levels(self) -> int: ...  # noqa: D102
+    @property
+    def max_level_characters(self) -> int: ...  # noqa: D102
 
 
 class Entry(NamedTuple):
@@ -47,7 +71,7 @@ class Entry(NamedTuple):
 class NumbersReport:
     """What a client reports on a column of numbers; moments are None if they reveal a row."""
 
-    missing: int
+    missing: int | None  # None for a few values
     count: int | None  # None for a few
     moments: ColumnMoments | None
 
@@ -56,20 +80,20 @@ class NumbersReport:
 class LevelsReport:
     """What a client reports on categories: counts of levels that are not suppressed."""
 
-    missing: int
+    missing: int | None
     counts: Mapping[str, int]
     rare: bool  # whether some levels are suppressed
 
 
 def describe_tables(
-    tables: Mapping[str, Mapping[str, Column]], columns: Sequence[str], min_count: int = 3
+    tables: Mapping[str, Mapping[str, Column]], columns: Sequence[str], limits: Limits
 ) -> tuple[Entry, ...]:
     """Return the description of columns by client and of all rows, from the clients' reports.
 
     Args:
         tables: client -> its columns.
         columns: columns to describe, which all clients have.
-        min_count: smallest number of rows of a reported count.
+        limits: rules of the clients' site.
 
     Raises:
         ValueError: if a column of numbers has a cell that is none, or a client is called "all".
@@ -90,33 +114,36 @@ def describe_tables(
                         f"{client}: {column.first(column.odd)}, where other cells are numbers; "
                         "expected numbers of at most 3.4e+38: correct it, see pyrofl check"
                     )
-            entries += _of_numbers(name, parts, min_count)
+            entries += _of_numbers(name, parts, limits)
         else:
-            reports = {c: levels_report(column, min_count) for c, column in parts.items()}
+            reports = {c: levels_report(column, limits) for c, column in parts.items()}
             entries += _of_levels(name, reports)
     return tuple(entries)
 
 
-def numbers_report(column: Column, min_count: int) -> NumbersReport:
+def numbers_report(column: Column, limits: Limits) -> NumbersReport:
     """Return a client's report on a column of numbers."""
     values = column.numbers[~np.isnan(column.numbers)]
-    count = None if 0 < len(values) < min_count else len(values)
-    reveals = not count or is_dominated(values, min_count)
-    moments = None if reveals else ColumnMoments.of(values)
-    return NumbersReport(len(column.words) - len(values), count, moments)
+    missing = len(column.words) - len(values)
+    if 0 < len(values) < limits.min_rows:
+        return NumbersReport(None, None, None)
+    reveals = not len(values) or is_dominated(values, limits)
+    return NumbersReport(missing, len(values), None if reveals else ColumnMoments.of(values))
 
 
-def is_dominated(values: Numbers, min_count: int) -> bool:
+def is_dominated(values: Numbers, limits: Limits) -> bool:
     """Return whether mean and standard deviation of a column reveal some of its rows.
 
-    They do if a few rows differ from all others, which are equal, and nearly do if one or two rows
-    have nearly all squared deviations: as many as there are moments.
+    They do if a few rows differ from all others, which are equal: whole numbers of up to four rows
+    often follow from their sum and sum of squares, and one of two values from its count. They
+    nearly do if one or two rows have nearly all squared deviations: as many as there are moments.
     """
     _, counts = np.unique(values, return_counts=True)
-    few = min_count - 1
     others = len(values) - int(counts.max())
+    fewest = limits.min_level_rows if len(counts) == 2 else limits.min_rows
     parts = (values - np.median(values)) ** 2
-    return 0 < others <= few or share_of_largest(parts, min(few, 2)) > MAX_SHARE
+    few = min(limits.min_level_rows - 1, 2)
+    return 0 < others < fewest or share_of_largest(parts, few) > limits.max_share
 
 
 def clients_without_moments(
@@ -133,31 +160,48 @@ def clients_without_moments(
 
 
 def bound_counts(values: Numbers, grid: Numbers, min_count: int) -> BoundCounts:
-    """Return how many values are at most some bounds, between which are at least `min_count`."""
+    """Return how many values are at most some bounds, between which are at least `min_count`.
+
+    The last bound has at least as many above it, or is the end of the grid: the first bound above
+    all values would nearly be the largest one.
+    """
     counts = np.searchsorted(np.sort(values), grid, side="right")
     result, last = list[tuple[int, int]](), 0
     for place, count in enumerate(counts.tolist()):
-        if count - last >= min_count and (len(values) - count >= min_count or count == len(values)):
+        is_end = place == len(grid) - 1 and count == len(values)
+        if count - last >= min_count and (len(values) - count >= min_count or is_end):
             result.append((place, count))
             last = count
     return tuple(result)
 
 
-def levels_report(column: Column, min_count: int) -> LevelsReport:
+def levels_report(column: Column, limits: Limits) -> LevelsReport:
     """Return a client's report on a column of categories."""
-    counts = Counter(column.words[~column.gaps].tolist())
-    rare = {level for level, count in counts.items() if count < min_count}
-    hidden = sum(counts[level] for level in rare)
+    counts, missing = Counter(column.words[~column.gaps].tolist()), int(column.gaps.sum())
+    total, fewest = sum(counts.values()), limits.min_level_rows
+    if 0 < total < limits.min_rows or len(counts) > limits.max_levels:
+        return LevelsReport(missing if total >= limits.min_rows else None, {}, True)
+    rare = {
+        level
+        for level, count in counts.items()
+        if count < fewest or len(level) > limits.max_level_characters
+    }
     left = sorted(counts.keys() - rare, key=lambda level: (counts[level], level))
-    if rare and hidden < min_count and left:  # else it follows from the total
+    if left and _follow_from_total([counts[level] for level in rare], fewest):
         rare.add(left[0])
     shown = {level: count for level, count in counts.items() if level not in rare}
-    return LevelsReport(int(column.gaps.sum()), shown, bool(rare))
+    return LevelsReport(missing, shown, bool(rare))
 
 
-def _of_numbers(name: str, parts: Mapping[str, Column], min_count: int) -> list[Entry]:
+def _follow_from_total(hidden: Sequence[int], fewest: int) -> bool:
+    """Return whether hidden counts, all below `fewest`, follow from their sum, or are too few."""
+    smallest, largest = len(hidden), len(hidden) * (fewest - 1)
+    return bool(hidden) and (sum(hidden) < fewest or sum(hidden) in (smallest, largest))
+
+
+def _of_numbers(name: str, parts: Mapping[str, Column], limits: Limits) -> list[Entry]:
     """Return the description of a column of numbers, by two exchanges with the clients."""
-    reports = {client: numbers_report(column, min_count) for client, column in parts.items()}
+    reports = {client: numbers_report(column, limits) for client, column in parts.items()}
     moments = {c: one.moments for c, one in reports.items() if one.moments is not None}
     pooled = sum(moments.values(), ColumnMoments())
     every = {**moments, ALL_CLIENTS: pooled} if moments else {}
@@ -175,7 +219,7 @@ def _of_numbers(name: str, parts: Mapping[str, Column], min_count: int) -> list[
     counts = {}
     for client in moments:
         values = parts[client].numbers
-        counts[client] = bound_counts(values[~np.isnan(values)], grid, min_count)
+        counts[client] = bound_counts(values[~np.isnan(values)], grid, limits.min_level_rows)
     for statistic, part in QUANTILES.items():
         for client in reports:
             own_counts = {client: counts[client]} if client in counts else {}

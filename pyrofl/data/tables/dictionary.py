@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf, isfinite
 from typing import Any
@@ -162,19 +162,32 @@ def _other_levels(column: Column, levels: Sequence[str]) -> Iterator[tuple[str, 
     """Yield each word of a column that is no level."""
     words = column.words[~column.gaps].tolist()
     for word in dict.fromkeys(words):
-        if word in levels or _is_number_of(word, levels):
+        if word in levels or _level_of_number(word, levels):
             continue
         level = _meant(word, levels)
         cure = f"write {level!r}" if level else f"write one of {', '.join(levels)}, or leave it out"
         yield f"has {word!r} in {number_of(words.count(word), 'row')}, which is no level", cure
 
 
-def _is_number_of(word: str, levels: Sequence[str]) -> bool:
-    """Return whether a word is the number of a level in another form, such as 1.0 for 1."""
+def with_levels(column: Column, levels: Sequence[str]) -> tuple[Column, dict[str, str]]:
+    """Return a column with the dictionary's words for its levels, and other word -> level."""
+    distinct = dict.fromkeys(column.words[~column.gaps].tolist())
+    meant = {
+        word: _level_of_number(word, levels) or _meant(word, levels)
+        for word in distinct
+        if word not in levels
+    }
+    other = {word: level for word, level in meant.items() if level}
+    words = np.array([other.get(word, word) for word in column.words], dtype=object)
+    return replace(column, words=words, known=None), other
+
+
+def _level_of_number(word: str, levels: Sequence[str]) -> str:
+    """Return the level whose number a word is in another form, such as 1.0 for 1; "" if none."""
     try:
-        return float(word) in [float(level) for level in levels]
+        return {float(level): level for level in levels}.get(float(word), "")
     except ValueError:
-        return False
+        return ""
 
 
 def _meant(word: str, levels: Sequence[str]) -> str:

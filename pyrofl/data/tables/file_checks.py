@@ -37,6 +37,7 @@ from pyrofl.data.tables.data_quality import (
 )
 from pyrofl.data.tables.dictionary import ColumnEntry, dictionary_problems, near_header
 from pyrofl.data.tables.row_checks import MIN_ROWS, frame_copy_warnings
+from pyrofl.data.tables.table_files import read_file
 from pyrofl.data.tables.units import unit_warning
 from pyrofl.data.tables.wording import listed, number_of, refuse_no_file
 
@@ -63,6 +64,13 @@ class FileFormat(NamedTuple):
         return (
             f"separator {self.separator!r}, encoding {self.encoding}, decimal mark {self.decimal!r}"
         )
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether `pyrofl` reads files of this format elsewhere, too."""
+        name = self.encoding.lower().replace("_", "-")
+        is_utf8 = name in ("utf-8", "utf8", "utf-8-sig", "ascii")
+        return (self.separator, self.decimal) == (",", ".") and is_utf8
 
 
 class Problem(NamedTuple):
@@ -120,34 +128,15 @@ def check_files(
         ValueError: if the encoding is unknown, a path is a pipe or a device, a row has no client,
             or a client is in two files.
     """
-    files: dict[str, dict[str, Column]] = {}
-    formats: dict[str, str] = {}
-    problems: list[Problem] = []
-    _refuse_encoding(encoding)
-    for path in paths:
-        refuse_no_file(path)
-        name = Path(path).name
-        try:
-            form = guess_format(path, separator=separator, encoding=encoding, decimal=decimal)
-            table = _read(path, form, na, problems)
-        except OSError as error:
-            problems.append(Problem(name, "", f"{path} cannot be read: {error.strerror}", ""))
-            continue
-        except (UnicodeError, csv.Error) as error:
-            problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
-            continue
-        if not table:
-            problems.append(Problem(name, "", "is empty", "replace it, or leave it out"))
-            continue
-        tables = tables_by_client(table, client, files) if client else {name: table}
-        files |= tables
-        formats |= dict.fromkeys(tables, str(form))
-        if form.separator != "," or form.decimal != "." or not _is_utf8(form.encoding):
-            cure = "save it as CSV UTF-8, with commas between cells and decimal points"
-            problems.append(Problem(name, "", f"has {form}", cure))
+    entries, how = dictionary or {}, (separator, encoding, decimal, na)
+    files, formats, problems = read_tables(paths, client, *how)
+    cure = "save it as CSV UTF-8, with commas between cells and decimal points"
+    names = dict(zip(paths, short_names(paths), strict=True))
+    for path, form in formats.items():
+        if not form.is_usual:
+            problems.append(Problem(names[path], "", f"has {form}", cure))
     needed = tuple(name for name in needed if name != client) or usual_columns(files)
-    entries = dictionary or {}
-    used = {name: _matched(name, table, needed, entries, problems) for name, table in files.items()}
+    used = match_columns(files, needed, entries, problems)
     for column in needed:
         parts = {name: table[column] for name, table in used.items() if column in table}
         entry = entries.get(column) or (ColumnEntry("number") if column in numbers else None)
@@ -156,14 +145,72 @@ def check_files(
     if len(frames := _frames(files)) > 0:
         texts = map(_split, frame_copy_warnings(frames))
         problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
-    guesses = [f"{name}: {_size(used[name])}; {formats[name]}" for name in files]
-    order = [*(Path(path).name for path in paths), *files]
+    forms = {names[path]: f"; {form}" for path, form in formats.items()}
+    guesses = [
+        f"{name}: {_size(table)}{forms.get(_file_of(files[name]), '')}"
+        for name, table in used.items()
+    ]
+    order = [*names.values(), *files]
     problems.sort(key=lambda one: order.index(one.file) if one.file in order else len(order))
     return FilesReport(tuple(guesses), tuple(problems))
 
 
+def read_tables(
+    paths: Sequence[str],
+    client: str = "",
+    separator: str = "",
+    encoding: str = "",
+    decimal: str = "",
+    na: Sequence[str] = (),
+) -> tuple[dict[str, dict[str, Column]], dict[str, FileFormat], list[Problem]]:
+    """Return the tables of files in any format, by client; the arguments are as of `check_files`.
+
+    Returns:
+        Tables by name of the file, or by client; formats of CSV files by path; and problems of
+        lines and headers.
+    """
+    tables: dict[str, dict[str, Column]] = {}
+    formats: dict[str, FileFormat] = {}
+    problems: list[Problem] = []
+    _refuse_encoding(encoding)
+    for path, name in zip(paths, short_names(paths), strict=True):
+        refuse_no_file(path)
+        try:
+            if path.lower().endswith(".parquet"):
+                table = read_file(path)
+            else:
+                formats[path] = guess_format(path, separator, encoding, decimal)
+                table = _read(path, name, formats[path], na, problems)
+        except OSError as error:
+            problems.append(Problem(name, "", f"{path} cannot be read: {error.strerror}", ""))
+        except (ValueError, csv.Error) as error:
+            problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
+        else:
+            if not table:
+                problems.append(Problem(name, "", "is empty", "replace it, or leave it out"))
+                continue
+            table = {n: replace(column, file=name) for n, column in table.items()}
+            tables |= tables_by_client(table, client, tables) if client else {name: table}
+    return tables, formats, problems
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Return the names of files, with their folders if two have one name.
+
+    >>> short_names(["a/x.csv", "b/x.csv", "b/y.csv"])
+    ['a/x.csv', 'b/x.csv', 'y.csv']
+    """
+    counts = Counter(Path(path).name for path in paths)
+    return [Path(path).name if counts[Path(path).name] == 1 else path for path in paths]
+
+
+def _file_of(table: Mapping[str, Column]) -> str:
+    """Return the name of the file of a table."""
+    return next(iter(table.values())).file
+
+
 def guess_format(
-    path: str, *, separator: str = "", encoding: str = "", decimal: str = ""
+    path: str, separator: str = "", encoding: str = "", decimal: str = ""
 ) -> FileFormat:
     """Return the format of a CSV file, as far as it is not given.
 
@@ -207,10 +254,6 @@ def _encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _is_utf8(encoding: str) -> bool:
-    return encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig", "ascii")
-
-
 def _columns_of(lines: Sequence[str], mark: str) -> int:
     """Return the number of cells of most lines, if it is that of the header; else 1."""
     counts = [len(cells) for cells in csv.reader(lines, delimiter=mark) if cells]
@@ -221,10 +264,10 @@ def _columns_of(lines: Sequence[str], mark: str) -> int:
 
 
 def _read(
-    path: str, form: FileFormat, na: Sequence[str], problems: list[Problem]
+    path: str, name: str, form: FileFormat, na: Sequence[str], problems: list[Problem]
 ) -> dict[str, Column]:
     """Return the columns of a file, and add problems of its lines and header."""
-    name, rows, places = Path(path).name, list[list[str]](), list[str]()
+    rows, places = list[list[str]](), list[str]()
     with open(path, newline="", encoding=form.encoding) as file:
         reader = csv.reader(file, delimiter=form.separator, skipinitialspace=True)
         header = [composed(cell.strip()) for cell in next(reader, [])]
@@ -265,14 +308,26 @@ def usual_columns(files: Mapping[str, Mapping[str, Column]]) -> tuple[str, ...]:
     return tuple(name for name, count in counts.items() if 2 * count > len(files))
 
 
+def match_columns(
+    tables: Mapping[str, Mapping[str, Column]],
+    needed: Sequence[str],
+    dictionary: Mapping[str, ColumnEntry],
+    problems: list[Problem],
+) -> dict[str, dict[str, Column]]:
+    """Return the needed columns of tables, also those of a similar name; add problems of names."""
+    return {
+        name: _matched(name, table, needed, dictionary, problems) for name, table in tables.items()
+    }
+
+
 def _matched(
     file: str,
-    table: dict[str, Column],
+    table: Mapping[str, Column],
     needed: Sequence[str],
     dictionary: Mapping[str, ColumnEntry],
     problems: list[Problem],
 ) -> dict[str, Column]:
-    """Return the needed columns, also those of a similar name, and add problems of names."""
+    """Return the needed columns of a table, and add problems of names."""
     columns = {name: table[name] for name in needed if name in table}
     others = {key_of(name): name for name in table if name not in needed}
     for name in needed:
