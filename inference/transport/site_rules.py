@@ -10,7 +10,7 @@ several studies of the same rows, can learn more.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,30 @@ class BrokenRuleError(ValueError):
     Its text has numbers of the site's rows and stays there.
 
     Attributes:
-        rule: name of the rule, such as "min-rows".
+        rule: name of the rule, such as "min-rows"; of several, the first.
         for_server: a text without numbers and columns, which may be sent.
+        every: the errors that this one joins; itself, of one rule.
     """
 
-    def __init__(self, client: str, rule: str, text: str) -> None:
-        super().__init__(f"{client}: rule {rule}: {text}")
-        self.rule = rule
-        self.for_server = f"the rules of this site forbid the study ({rule})"
+    def __init__(
+        self, client: str, rule: str, text: str, joined: Sequence[BrokenRuleError] = ()
+    ) -> None:
+        super().__init__("; ".join(map(str, joined)) or f"{client}: rule {rule}: {text}")
+        self.rule, self.every = rule, tuple(joined) or (self,)
+        names = ", ".join(dict.fromkeys(one.rule for one in self.every))
+        self.for_server = f"the rules of this site forbid the study ({names})"
+
+
+def check_each(checks: Iterable[Callable[[], object]]) -> None:
+    """Run checks; raise one BrokenRuleError of all rules that they find broken."""
+    errors: list[BrokenRuleError] = []
+    for check in checks:
+        try:
+            check()
+        except BrokenRuleError as error:
+            errors += error.every
+    if errors:
+        raise errors[0] if len(errors) == 1 else BrokenRuleError("", errors[0].rule, "", errors)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.row_checks import share_of_largest
 from pyrofl.data.tables.wording import listed, number_of
-from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
+from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules, check_each
 from pyrofl.models.regression.agreement import Agreement, Report
 from pyrofl.models.regression.building import Settings, agree
 from pyrofl.models.regression.design import OFFSET, RESPONSE_SUFFIX, Design, level_text
@@ -60,20 +61,22 @@ def checked_reports(
     """
     frames = frames_of(tables, settings.client)
     here = {name: report for name, report in reports.items() if report is not None}
-    for name, report in here.items():
+
+    def check(name: str) -> None:
+        """Check the report of a client."""
         if label == COLUMNS:
-            _check_columns(rules, settings, name, frames[name], report)
-            continue
+            _check_columns(rules, settings, name, frames[name], here[name])
+            return
         _check_quantiles(rules, name, label)
         try:
             design = _local_design(settings, name, tables, results)
-        except BrokenRuleError:
-            raise
         except ValueError:
             if label in DESIGN_LABELS:
                 raise
-            continue  # a transform has no values on these rows alone, such as of a constant
+            return  # a transform has no values on these rows alone, such as of a constant
         check_design(rules, design, settings.link_name)
+
+    check_each(partial(check, name) for name in here)
     if rules.exact_values:
         return dict(reports)
     return {**reports, **{name: _rounded(label, report) for name, report in here.items()}}
@@ -87,18 +90,43 @@ def check_design(rules: SiteRules, design: Design, link: str) -> None:
         design: the design, of the clients that are here.
         link: name of the link.
     """
-    for name, frame in design.clients.frames.items():
-        rules.check_rows(name, len(frame))
-        _check_events(rules, design, name, frame)
-        _check_groups(rules, design, name, frame)
-        bases = _bases(design, name, frame, _weights(rules, design, link, name, frame))
+    check_each(
+        partial(_check_client, rules, design, link, name, frame)
+        for name, frame in design.clients.frames.items()
+    )
+
+
+def _check_client(
+    rules: SiteRules, design: Design, link: str, name: str, frame: pd.DataFrame
+) -> None:
+    """Raise BrokenRuleError if messages on a client's rows would break rules.
+
+    Combinations of columns are searched only if each column keeps the rules.
+    """
+    rules.check_rows(name, len(frame))
+    columns = {
+        f"column {text}": values
+        for text, values in design.columns(frame).items()
+        if not text.startswith(OFFSET) and not text.endswith(RESPONSE_SUFFIX)
+    }
+    columns[f"response {design.formula.response}"] = design.y(frame)
+    bases: dict[str, Floats] = {}
+
+    def check_parameters() -> None:
+        """Check the weights and the number of parameters."""
+        bases.update(_bases(design, name, frame, _weights(rules, design, link, name, frame)))
         _check_parameters(rules, name, len(frame), sum(b.shape[1] for b in bases.values()))
-        for text, values in design.columns(frame).items():
-            if not text.startswith(OFFSET) and not text.endswith(RESPONSE_SUFFIX):
-                _refuse_dominated(rules, name, f"column {text}", values)
-        _refuse_dominated(rules, name, f"response {design.formula.response}", design.y(frame))
-        for parameter, basis in bases.items():
-            _refuse_isolated(rules, name, parameter, basis)
+
+    check_each(
+        [
+            lambda: _check_events(rules, design, name, frame),
+            lambda: _check_groups(rules, design, name, frame),
+            check_parameters,
+            *(partial(_refuse_dominated, rules, name, *each) for each in columns.items()),
+        ]
+    )
+    for parameter, basis in bases.items():
+        _refuse_isolated(rules, name, parameter, basis)
 
 
 def _local_design(
@@ -118,18 +146,20 @@ def _check_columns(
     whole = frame[list(report["missing"])].dropna()
     family = family_of(settings.family)
     formula = read_all(settings.formula, family.auxiliary)
-    for column, one in report["columns"].items():
-        if column == settings.client:
-            continue
+
+    def check(column: str) -> None:
+        """Check a column."""
         values = whole[column]
         if column == formula.response and family.support == "trials":
             rules.check_events(name, column, {"success": float(values.sum())})
         elif _is_event(formula, column, family.support) and values.nunique() <= 2:
             rules.check_events(name, column, _counts_of(values, formula, column))
-        elif one["numbers"] is None:
+        elif report["columns"][column]["numbers"] is None:
             _check_levels(rules, name, f"column {column}", values.tolist())
         else:
             _refuse_dominated(rules, name, f"column {column}", values.to_numpy(dtype=np.float64))
+
+    check_each(partial(check, column) for column in report["columns"] if column != settings.client)
 
 
 def _is_event(formula: Formula, column: str, support: str) -> bool:

@@ -63,6 +63,7 @@ class RegressionStore(ResultStore):
             self.column_warnings,
             data=self.project.folder.absolute().name,
             question=self.project.question or None,
+            units={name: one.unit for name, one in self.project.columns.items() if one.unit},
         )
         self.tables = tuple(tables)
         return lacking

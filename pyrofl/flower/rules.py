@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from pyrofl.data import Federation
 from pyrofl.flower.project import Project
-from pyrofl.inference.transport.site_rules import SiteRules
+from pyrofl.inference.transport.site_rules import SiteRules, check_each
 
 RULES_WITHOUT_FORMULA = ("min_rows", "min_events", "max_rounds")  # min_events: of two classes
 
@@ -27,13 +30,11 @@ def check_rules(rules: SiteRules, project: Project, name: str, data: Federation 
         name: name of the site.
         data: rows of the site's clients; None for a study with a formula.
     """
-    rules.check_rounds(name, project.rounds)
-    if data is None:
-        return
-    for client, rows in zip(data.names, data.train, strict=True):
-        rules.check_rows(client, len(rows))
-        if len(project.classes) == 2:
+    checks: list[Callable[[], None]] = [lambda: rules.check_rounds(name, project.rounds)]
+    for client, rows in () if data is None else zip(data.names, data.train, strict=True):
+        checks.append(partial(rules.check_rows, client, len(rows)))
+        if data is not None and len(project.classes) == 2:
             counts = [float((data.y[rows] == code).sum()) for code in (0, 1)]
-            rules.check_events(
-                client, project.target, dict(zip(project.classes, counts, strict=True))
-            )
+            by_class = dict(zip(project.classes, counts, strict=True))
+            checks.append(partial(rules.check_events, client, project.target, by_class))
+    check_each(checks)

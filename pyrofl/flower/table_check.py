@@ -19,7 +19,7 @@ from pyrofl.flower.project import Project, of_study
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.tables import read_site_tables, regression_arguments, regression_client
-from pyrofl.inference.transport.site_rules import SiteRules
+from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
 from pyrofl.models.regression.remote import RegressionServer
 
 
@@ -99,15 +99,14 @@ def try_study(project: Project, paths: Sequence[str], rules: SiteRules) -> None:
     tables: dict[str, Tables] = {}
     for path in paths:
         try:
-            rules.check_rounds(Path(path).stem, project.rounds)
+            name = Path(path).stem
+            check_rules(
+                rules, project, name, None if project.formula else rows_of(project, path, name)
+            )
             if project.formula:
-                tables[path] = read_site_tables(project, path, Path(path).stem)
-            else:
-                check_rules(
-                    rules, project, Path(path).stem, rows_of(project, path, Path(path).stem)
-                )
+                tables[path] = read_site_tables(project, path, name)
         except ValueError as error:
-            found.append(_problem(Path(path).name, error))
+            found += _problems(Path(path).name, error)
     if project.formula and not found:
         found = _of_agreement(project, tables, rules)
     elif not found:
@@ -132,21 +131,24 @@ def _of_agreement(
             try:
                 replies[path] = clients[path].describe(request)
             except ValueError as error:
-                found.append(_problem(Path(path).name, error))
+                found += _problems(Path(path).name, error)
         if found:
             return found
         try:
             server.aggregate_describe(replies)
         except ValueError as error:
-            return [_problem(ALL_FILES, error)] if len(tables) > 1 else []
+            return _problems(ALL_FILES, error) if len(tables) > 1 else []
     return []
 
 
-def _problem(file: str, error: ValueError) -> Problem:
-    """Return the problem that an error names, and its cure."""
-    text = str(error).removeprefix(f"{Path(file).stem}: ")  # stays: the name of a ward
-    problem, _, cure = text.partition("; expected ")
-    return Problem(file, "", problem, cure)
+def _problems(file: str, error: ValueError) -> list[Problem]:
+    """Return the problems that an error names, and their cures."""
+    problems = []
+    for one in error.every if isinstance(error, BrokenRuleError) else (error,):
+        text = str(one).removeprefix(f"{Path(file).stem}: ")  # stays: the name of a ward
+        problem, _, cure = text.partition("; expected ")
+        problems.append(Problem(file, "", problem, cure))
+    return problems
 
 
 def _print(problems: Sequence[Problem], paths: Sequence[str]) -> None:

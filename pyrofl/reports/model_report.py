@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -64,6 +64,30 @@ class ParameterTables:
     names: tuple[str, ...] = ()  # variables of a program in the table
     ratios: DataFrame | None = None
     left: tuple[str, ...] = ()  # variables that have too many entries for the table
+    units: Mapping[str, str] = field(default_factory=dict)  # column -> its unit
+
+
+def unit_of(term: str, units: Mapping[str, str]) -> str:
+    """Return the units of a coefficient's columns; "" if they have none, or are scaled.
+
+    >>> unit_of("age", {"age": "years"}), unit_of("log(crp):sex[m]", {"crp": "mg/L"})
+    ('years', 'crp in mg/L')
+    """
+    if plain := re.fullmatch(r"(?:center\()?(\w+)\)?", term):
+        return units.get(plain[1], "")
+    names = re.findall(r"[^\W\d]\w*", re.sub(r"\[.*?\]|scale\(.*?\)", "", term))
+    return ", ".join(f"{name} in {units[name]}" for name in dict.fromkeys(names) if name in units)
+
+
+def with_units(
+    head: Sequence[str], rows: Sequence[tuple[Any, ...]], units: Mapping[str, str]
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return head and rows of a table of coefficients with a column of their units, if any."""
+    found = [unit_of(re.sub(r"^b\[(.+)\]$", r"\1", str(row[0])), units) for row in rows]
+    if not any(found):
+        return (*head,), [*rows]
+    lines = [(row[0], unit, *row[1:]) for row, unit in zip(rows, found, strict=True)]
+    return (head[0], "unit", *head[1:]), lines
 
 
 def is_regression(run: Run) -> bool:
@@ -259,26 +283,28 @@ def _terms(run: Run, parameter_tables: ParameterTables) -> Iterator[str]:
             if ratio
             else f"by {middle_text} {range_text}"
         )
+        compared = _subject(method, term, parameter_tables.units)
         if low <= nothing <= high:
             size = (
                 f"{f'factor {middle_text}' if ratio else f'change {number(middle)}'} {range_text}"
             )
             up = f", probability of an increase {row['p_above_1']:.0%}" if ratio else ""
-            yield f"Whether {_subject(method, term)} changes {what} is uncertain: {size}{up}."
+            yield f"Whether {compared} changes {what} is uncertain: {size}{up}."
             continue
         verb = "raises" if low > nothing else "lowers"
         if not ratio and verb == "lowers":
             how = f"by {number(abs(middle))} ({format_interval(-high, -low)})"
-        subject = re.sub("^(one|the) ", lambda m: m[0].capitalize(), _subject(method, term))
+        subject = re.sub("^(one|the) ", lambda m: m[0].capitalize(), compared)
         yield f"{subject} {verb} {what} {how}."
 
 
-def _subject(method: Any, term: str) -> str:
+def _subject(method: Any, term: str, units: Mapping[str, str]) -> str:
     """Return what a coefficient compares, in words."""
+    unit = f" ({text})" if (text := unit_of(term, units)) else ""
     if ":" in term:
-        return f"the interaction {term}"
+        return f"the interaction {term}{unit}"
     if not (level := re.fullmatch(r"([^\[\]]+)\[(.+)\]", term)):
-        return f"one unit more of {term}"
+        return f"one unit more of {term}{unit}"
     column, value = level.groups()
     used = {t[len(column) + 1 : -1] for t in method.design.terms if t.startswith(f"{column}[")}
     every = [str(v) for v in method.design.clients.levels.get(column, ())]
@@ -385,15 +411,14 @@ def _estimates(parameter_tables: ParameterTables) -> Section:
     shown = parameter_tables.table.drop(
         columns=["r_hat", "importance_ess"], errors="ignore"
     ).dropna(axis=1)
-    section.table(("parameter", *shown.columns), _lines(shown))
+    units = parameter_tables.units
+    section.table(*with_units(("parameter", *shown.columns), _lines(shown), units))
     note = "Intervals are central 95% intervals of the posterior. ess_bulk and ess_tail: effective "
     note += "numbers of draws, of ArviZ, and at most that of the importance sample."
     section.note(f"{note} pareto_k: at most 0.7 is reliable." if "pareto_k" in shown else note)
     if parameter_tables.ratios is not None:
-        section.table(
-            (str(parameter_tables.ratios.index.name), *parameter_tables.ratios.columns),
-            _lines(parameter_tables.ratios),
-        )
+        head = (str(parameter_tables.ratios.index.name), *parameter_tables.ratios.columns)
+        section.table(*with_units(head, _lines(parameter_tables.ratios), units))
     return (
         section.note(f"No room here for {', '.join(parameter_tables.left)}.")
         if parameter_tables.left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def write_regression(
     *,
     data: str,
     question: str | None,
+    units: Mapping[str, str] | None = None,
     guard: AbstractContextManager[Any] | None = None,
 ) -> tuple[list[str], list[str], str]:
     """Write tables, posterior, checkpoint, figures and the page of a run.
@@ -41,6 +43,7 @@ def write_regression(
         problems: warnings, to which those of the run are added.
         data: name of the data.
         question: title of the page; None asks what the model states.
+        units: column -> its unit, for page and tables.
         guard: context manager in which files are written.
 
     Returns:
@@ -48,7 +51,7 @@ def write_regression(
     """
     with guard or nullcontext():
         draws = posterior()
-        own = model_report.estimates(run, draws)
+        own = replace(model_report.estimates(run, draws), units=dict(units or {}))
         _csv(folder / ESTIMATES, "parameter", own.table)
         if own.ratios is not None:
             _csv(folder / RATIOS, str(own.ratios.index.name), own.ratios)
@@ -63,8 +66,9 @@ def write_regression(
     sections_of_page = model_report.sections(run, own, drawn, problems, data)
     title = question or model_report.question(run)
     end = write(folder / results.PAGE, page(title, sections_of_page))
-    tables = [_text("parameter", own.table.iloc[:, [0, 1, 3, 4]])]
-    tables += [] if own.ratios is None else [_text(str(own.ratios.index.name), own.ratios)]
+    tables = [_text("parameter", own.table.iloc[:, [0, 1, 3, 4]], own.units)]
+    if own.ratios is not None:
+        tables.append(_text(str(own.ratios.index.name), own.ratios, own.units))
     return tables, lacking, end
 
 
@@ -72,8 +76,9 @@ def _csv(path: Path, first: str, table: Any) -> None:
     run_folder.write_csv(path, (first, *table.columns), [(n, *v) for n, v in _lines(table)])
 
 
-def _text(first: str, table: Any) -> str:
-    return text_tables.table((first, *table.columns), [(n, *v) for n, v in _lines(table)])
+def _text(first: str, table: Any, units: Mapping[str, str]) -> str:
+    rows = [(n, *v) for n, v in _lines(table)]
+    return text_tables.table(*model_report.with_units((first, *table.columns), rows, units))
 
 
 def _lines(table: Any) -> list[tuple[str, list[float]]]:

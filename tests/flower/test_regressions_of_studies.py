@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -148,6 +149,37 @@ def test_a_study_is_resumed_in_the_middle_of_the_agreement(tmp_path):
     assert (tmp_path / "out/regression/report.html").is_file()
 
 
+@pytest.mark.parametrize("after", ["described", "reply", "weights"])
+def test_a_site_that_lost_its_state_rejoins_without_a_change_of_the_posterior(after, tmp_path):
+    """By its rows alone; a correction in which the state was lost is refused, and repeated."""
+    formula, how = LOGISTIC
+    project = study(tmp_path / "p", formula, rounds=2, **how)
+    finished(project, tmp_path, wire(project, tmp_path / "states"))
+    states, lost = tmp_path / "others", []
+
+    def lose(number, node, answer):
+        if not lost and node == 12 and any(what.startswith(after) for what in answer):
+            lost.append(number)
+            shutil.rmtree(states / "basel")
+        return answer
+
+    transport = wire(project, states, spoil=lose)
+    transport.sites[11]["rejoin"] = True
+    _, said = finished(project, tmp_path / "again", transport)
+    assert lost
+    if after == "weights":
+        assert any("start the correction again" in line for line in said)
+        finished(project, tmp_path / "again", transport)
+    one, two = (
+        arviz.from_netcdf(out / "regression/posterior.nc")["posterior"]
+        for out in (tmp_path / "out", tmp_path / "again/out")
+    )
+    assert one.attrs["corrected"] == two.attrs["corrected"] == "yes"
+    assert set(one) == set(two)
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("entries", "text"),
     [
@@ -193,10 +225,16 @@ def log_of(tmp_path, name):
 
 def test_a_harmless_study_runs_with_the_default_rules(tmp_path):
     formula = "score ~ age + arm + (1 | client)"
-    project = study(tmp_path / "p", formula, site_studies.hospitals(), rounds=2)
+    columns = {"age": {"unit": "years"}}
+    project = study(tmp_path / "p", formula, site_studies.hospitals(), rounds=2, columns=columns)
     transport = wire(project, tmp_path / "states", lenient_rules=False)
     store, _ = finished(project, tmp_path, transport)
-    assert "b[arm[b]]" in store.table()
+    lines = {line.split()[0]: line.split()[1] for line in store.tables[0].splitlines()}
+    assert (lines["parameter"], lines["b[age]"]) == ("unit", "years")
+    assert lines["b[arm[b]]"] != "years"
+    page = (tmp_path / "out/regression/report.html").read_text()
+    assert re.search("one unit more of age [(]years[)]", page, re.IGNORECASE)
+    assert "<td>years</td>" in page
 
 
 def test_too_many_rounds_are_refused(tmp_path):

@@ -25,11 +25,36 @@ def test_a_disclosive_study_is_refused_before_its_reports_leave(study):
     with pytest.raises(BrokenRuleError) as caught:
         agreed(frames, formula, rules=SiteRules(), **how)
     assert caught.value.rule == rule
-    text = str(caught.value)
-    assert text.startswith(f"{NAME}: rule {rule}: ")
-    assert "\n" not in text
-    assert text.count("; expected ") == 1
-    assert caught.value.for_server == f"the rules of this site forbid the study ({rule})"
+    assert str(caught.value) == "; ".join(map(str, caught.value.every))
+    for one in caught.value.every:
+        assert str(one).startswith(f"{NAME}: rule {one.rule}: ")
+        assert "\n" not in str(one)
+        assert str(one).count("; expected ") == 1
+    rules = dict.fromkeys(one.rule for one in caught.value.every)
+    expected = f"the rules of this site forbid the study ({', '.join(rules)})"
+    assert caught.value.for_server == expected
+
+
+def test_all_broken_rules_of_all_clients_are_named_at_once():
+    """Two columns of one hospital, and the rows of another; then what a design adds."""
+    frames = hospitals()
+    frames["bern"].loc[6, "arm"], frames["bern"].loc[7, "dose"] = "z", 1e6
+    frames["chur"] = frames["chur"][:4]
+    formula = "score ~ dose + arm"
+    client = pyrofl.RegressionClient(formula, federations.from_frames(frames))
+    server = pyrofl.RegressionServer(formula, {"site": tuple(frames)})
+    with pytest.raises(BrokenRuleError) as caught:
+        client.describe(server.configure_describe()["site"])
+    found = [(str(one).partition(":")[0], one.rule) for one in caught.value.every]
+    assert found == [("bern", "min-level-rows"), ("bern", "max-share"), ("chur", "min-rows")]
+    names = "min-level-rows, max-share, min-rows"
+    assert caught.value.for_server == f"the rules of this site forbid the study ({names})"
+    frames = hospitals()
+    frames["bern"] = frames["bern"][:14].assign(died=0, row=range(14))
+    formula = "died ~ {row == 7} + {row == 8} + age + dose"
+    with pytest.raises(BrokenRuleError) as caught:
+        agreed(frames, formula, rules=SiteRules(min_events=0), family="bernoulli")
+    assert [one.rule for one in caught.value.every] == ["rows-per-parameter", *["max-share"] * 2]
 
 
 @pytest.mark.parametrize("study", HARMLESS)
