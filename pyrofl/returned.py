@@ -27,12 +27,17 @@ class ClientError(ValueError):
     Unlike those of other errors at a client, its message may be sent to the server.
 
     Attributes:
-        clients: ids of the clients, which `named` replaces by their names.
+        clients: ids of the clients.
+        positions: their positions in the batch.
+        names: their names, once `named` has added them to the message.
     """
 
-    def __init__(self, text: str, clients: Sequence[int] = ()) -> None:
+    def __init__(
+        self, text: str, clients: Sequence[int] = (), positions: Sequence[int] = ()
+    ) -> None:
         super().__init__(text)
-        self.clients = tuple(clients)
+        self.clients, self.positions = tuple(clients), tuple(positions)
+        self.names: tuple[str, ...] = ()
 
     @staticmethod
     @contextmanager
@@ -41,8 +46,8 @@ class ClientError(ValueError):
         try:
             yield
         except ClientError as error:
-            if own := [names[i] for i in error.clients]:
-                error.args, error.clients = (f"{', '.join(own)}: {error}",), ()
+            if own := tuple(names[i] for i in error.clients):
+                error.args, error.clients, error.names = (f"{', '.join(own)}: {error}",), (), own
             raise
 
 

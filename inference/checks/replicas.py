@@ -16,6 +16,7 @@ from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
 from pyrofl.inference.engine.messages import validated_state
 from pyrofl.inference.engine.state import RoundState
+from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors, cut, join_up, under
 
 
@@ -151,7 +152,17 @@ def with_modified_batches(method: Method, change: Callable[[Batch], Batch]) -> M
 
     def changed(function: Any) -> Any:
         """Wrap a function so that its last argument, the batch, is modified before each call."""
-        return lambda *args: function(*args[:-1], change(args[-1]))
+
+        def with_changed_batch(*args: Any) -> Any:
+            """Call the function with the modified batch; an error has the ids of the batch."""
+            *before, batch = args
+            try:
+                return function(*before, change(batch))
+            except ClientError as error:
+                error.clients = tuple(batch.ids[list(error.positions)].tolist())
+                raise
+
+        return with_changed_batch
 
     def moved(phase: Phase) -> Phase:
         moves = [

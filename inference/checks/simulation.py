@@ -33,6 +33,7 @@ from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
+from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
@@ -57,8 +58,8 @@ class Ranks:
             site's own; NaN where the fit failed.
         draws: number L of posterior draws.
         bins: number of bins of the test for uniform ranks.
-        failed: "replication: reason" of fits that diverged or are not finite. The ranks exclude
-            these replications, so they describe the method only if this is empty.
+        failed: "replication: reason" of fits that failed, diverged or are not finite. The ranks
+            exclude these replications, so they describe the method only if this is empty.
     """
 
     ranks: xarray.Dataset
@@ -194,7 +195,7 @@ def sbc(
             failed.
 
     Warns:
-        UserWarning: if fits were not finite or diverged; `Ranks.failed` names them.
+        UserWarning: if fits failed, diverged or were not finite; `Ranks.failed` names them.
 
     Examples:
         >>> import pyrofl, torch
@@ -252,7 +253,8 @@ def sbc(
     if failed:
         which = f"replications {', '.join(map(str, failed))}"
         lost = f"{len(failed)} of {replications} fits are not finite or diverged"
-        warn_user(f"{lost} and have no ranks: {which}; lower the learning rates")
+        first_reason = next(iter(failed.values()))
+        warn_user(f"{lost} and have no ranks: {which}, the first because of {first_reason}")
     ranks = {
         n: (
             ("replication", *v.axes[1:]),
@@ -291,28 +293,61 @@ def _fits(
     **how: Any,
 ) -> Iterator[tuple[RoundState, str]]:
     """Fit each simulated data set; yield its final state, and the reason of a failure or ""."""
-    clients, refused = data.clients, dict[int, str]()
     step = max(1, MAX_BYTES // max(data.x.nbytes, 1))
+    for k, some in enumerate(y.split(step)):
+        failed, left = dict[int, str](), list(range(len(some)))
+        fitted: list[tuple[RoundState, str]] = []
+        while left:
+            try:
+                fitted = _fit_together(
+                    at, data, some[left], begin, seeds[k * step], allow_diverged, **how
+                )
+                break
+            except ClientError as error:
+                # An error ends the fit of all copies: fit those without it from the start.
+                if not error.names:
+                    raise
+                reason = str(error).partition(": ")[2]
+                failed |= {left[int(name.partition("/")[0])]: reason for name in error.names}
+                left = [copy for copy in left if copy not in failed]
+        outcomes = dict(zip(left, fitted, strict=True))
+        outcomes |= {copy: (begin, reason) for copy, reason in failed.items()}
+        yield from (outcomes[copy] for copy in range(len(some)))
+
+
+def _fit_together(
+    at: Callable[[int], Method],
+    data: Federation,
+    y: Tensor,
+    begin: RoundState,
+    seed: int,
+    allow_diverged: bool,
+    **how: Any,
+) -> list[tuple[RoundState, str]]:
+    """Fit copies of the federation with responses y [R, N, ...]; return what `_fits` yields."""
+    clients, refused = data.clients, dict[int, str]()
 
     def side_by_side(number: int) -> Method:
         return replicas.side_by_side(at(number), clients, refused)
 
-    for k, some in enumerate(y.split(step)):
-        many, bad = replicas.with_responses(data, some), [""] * len(some)
-        state = start = replicas.first_of(begin.server, len(some), clients)
-        seed, losses = seeds[k * step], Losses(len(some))
-        for state in federate(side_by_side, many, seed=seed, resume_from=start, check=False, **how):
-            of_clients = (reason.partition("/") for reason in state.rejected)
-            rejected = [(int(copy), client) for copy, _, client in of_clients]
-            for copy, reason in (*rejected, *refused.items()):
-                bad[copy] = bad[copy] or f"{reason} in round {state.number}"
-            refused.clear()
-            begun = comparable(at(state.number - 1).metadata.tensors, state.first_loss)
-            losses.add(state.number, state.of_all(begun), state.of_all(state.loss))
-        risen = losses.risen()
-        for one, reason, loss in zip(replicas.rounds_of(state, clients), bad, risen, strict=True):
-            diverged = f"diverged {loss}" if loss and not allow_diverged else ""
-            yield one, reason or _not_finite({**one.server, **one.client_states}) or diverged
+    many, bad = replicas.with_responses(data, y), [""] * len(y)
+    state = start = replicas.first_of(begin.server, len(y), clients)
+    losses = Losses(len(y))
+    for state in federate(side_by_side, many, seed=seed, resume_from=start, check=False, **how):
+        of_clients = (reason.partition("/") for reason in state.rejected)
+        rejected = [(int(copy), client) for copy, _, client in of_clients]
+        for copy, reason in (*rejected, *refused.items()):
+            bad[copy] = bad[copy] or f"{reason} in round {state.number}"
+        refused.clear()
+        begun = comparable(at(state.number - 1).metadata.tensors, state.first_loss)
+        losses.add(state.number, state.of_all(begun), state.of_all(state.loss))
+    fitted = []
+    each = zip(replicas.rounds_of(state, clients), bad, losses.risen(), strict=True)
+    for one, reason, loss in each:
+        diverged = f"diverged {loss}" if loss and not allow_diverged else ""
+        reason = reason or _not_finite({**one.server, **one.client_states}) or diverged
+        fitted.append((one, reason))
+    return fitted
 
 
 def _not_finite(tensors: Tensors) -> str:

@@ -167,8 +167,9 @@ class Factor(NamedTuple):
         at, expansion = self._climb(start, self.root.new_zeros(self.root.shape[:-1]), False)
         at, expansion = self._climb(at, expansion.mode, True)
         moments = {"mean": self.u.index_copy(1, self.structure.reads, at)}
-        if len(unknown := self.batch.ids[~expansion.value.isfinite()]):
-            raise OtherStructure(UNKNOWN, unknown.tolist())
+        if bool((unknown := ~expansion.value.isfinite()).any()):
+            positions = unknown.nonzero().flatten().tolist()
+            raise OtherStructure(UNKNOWN, self.batch.ids[unknown].tolist(), positions)
         return self._stated(at, expansion) | moments | {"multimodal": several.to(at)}
 
     def _starts(self) -> tuple[Tensor, Tensor]:

@@ -144,8 +144,9 @@ def refuse_contradicting_rows(structure: Structure, batch: Batch) -> None:
             try:
                 _refuse(structure, batch.select_clients(slice(c, c + 1)))
             except OtherStructure as own:
-                raise OtherStructure(own.reason, [i]) from None
-        raise OtherStructure(error.reason, batch.ids.tolist()) from None
+                raise OtherStructure(own.reason, [i], [c]) from None
+        ids = batch.ids.tolist()
+        raise OtherStructure(error.reason, ids, range(len(ids))) from None
 
 
 def _refuse(structure: Structure, batch: Batch) -> None:

@@ -48,8 +48,10 @@ NUM_CHECKED_CLIENTS = 8  # clients whose likelihood is differentiated
 class OtherStructure(ClientError):
     """A program that likelihood factors cannot fit, and the reason, which names a site."""
 
-    def __init__(self, reason: str, clients: Sequence[int] = ()) -> None:
-        super().__init__(f"{reason}; use pvi.hierarchical for this program", clients)
+    def __init__(
+        self, reason: str, clients: Sequence[int] = (), positions: Sequence[int] = ()
+    ) -> None:
+        super().__init__(f"{reason}; use pvi.hierarchical for this program", clients, positions)
         self.reason = reason
 
 

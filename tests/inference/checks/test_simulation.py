@@ -40,6 +40,7 @@ from pyrofl.models import fald, fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import build
+from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors, generator, spread_out
 
 ROWS = torch.arange(14).split([8, 5, 1])
@@ -334,6 +335,27 @@ def test_a_replication_that_diverged_is_told_unless_asked_for():
     allowed = pyrofl.checks.sbc(method, template(), 3, 30, 19, bins=2, allow_diverged=True)
     assert not allowed.failed
     assert bool(allowed.ranks.notnull().all().to_array().all())
+
+
+def test_an_error_in_the_rows_of_a_client_fails_its_replication_alone():
+    def refuse(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        if bool((high := batch.y[:, 0] > 1.5).any()):
+            assert int(batch.ids.max()) < 3  # those of the template
+            positions = high.nonzero().flatten().tolist()
+            raise ClientError("rows without a density", batch.ids[high].tolist(), positions)
+        return {"at": local["at"]}
+
+    method = replace(prior_only(), phases=(Phase((refuse,)),))
+    with pytest.warns(UserWarning, match="because of rows without a density"):
+        found = pyrofl.checks.sbc(method, template(), 1, 100, 19, chunk_size=7)
+    gone = found.ranks["w"].isnull()
+    begin = first(prior_only(), compact(template()), 0, None)
+    _, y = simulated(prior_only(), compact(template()), begin, 100)
+    rows = torch.tensor([int(rows[0]) for rows in compact(template()).train])
+    expected = (y.reshape(100, -1)[:, rows] > 1.5).any(1)
+    assert gone.any("client").values.tolist() == gone.all("client").values.tolist()
+    assert gone.all("client").values.tolist() == expected.tolist()
+    assert len(found.failed) == int(expected.sum()) > 5
 
 
 @pytest.mark.parametrize("raises", [False, True])
