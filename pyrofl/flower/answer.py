@@ -42,7 +42,7 @@ from pyrofl.nouns import nouns
 
 ANSWERED_FILE = "answered.json"  # study, keys and last request that a site has answered
 ASKS = {
-    GREETING: "names of {clients} and their numbers of training rows",
+    GREETING: "names of {clients}, their numbers of training rows, and columns with warnings",
     SUMMARY_REQUEST: "summaries of the columns of the formula",
     EVALUATION_REQUEST: "scores of the models of the last round",
     TRAINING_REQUEST: "the update of round {round}",

@@ -257,6 +257,9 @@ class Rounds:
         """Inform the sites of the end, and of the draws that belong to those of the server."""
         self.registry.look()
         names = self.registry.sites  # also those without a complete row
+        warned = [f"{n}: {text}" for n, site in sorted(names.items()) for text in site.warnings]
+        for store in self.stores.values():
+            store.site_warnings = warned
         messages: dict[str, Records] = {name: {STUDY_COMPLETE: dict[str, Any]()} for name in names}
         for name, store in self.stores.items():
             if (client_draws := store.shared_draws_for_clients) is not None:

@@ -86,7 +86,8 @@ def leaving(
     holders = f"the names of the {site} and of its {clients} ({names}), how many training rows each"
     if nouns().client == site:
         holders = f"the name of the {site} ({names}), how many training rows it"
-    once = f"once: {holders} has, whether they suit the study and its versions"
+    once = f"once: {holders} has, whether they suit the study and its versions, and columns of "
+    once += "which the check warns"
     lines = [
         (method, record, f"{role}/{', '.join(owns)}" if role else ", ".join(owns), *form)
         for (method, record, role, *form), owns in alike.items()

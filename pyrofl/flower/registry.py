@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from pyrofl.data.tables.wording import listed
 from pyrofl.flower.project import Project
-from pyrofl.flower.site import GREETING, HAS_BEGUN, REFUSAL, greeting
+from pyrofl.flower.site import GREETING, HAS_BEGUN, LOG_FILE, REFUSAL, WARNED, greeting
 from pyrofl.inference.transport.message_checks import (
     EXPECTED_NAME,
     MAX_QUOTED_CHARACTERS,
@@ -59,6 +60,16 @@ def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) 
         )
 
 
+def _columns_warned_of(said: Flat, project: Project) -> tuple[str, ...]:
+    """Return the columns that a site's check warns of; raise ValueError if they are odd."""
+    columns, known = said.get(WARNED), {*project.used_columns, project.client_column, ""}
+    is_list = isinstance(columns, tuple | list)
+    if not is_list or not all(isinstance(one, str) and one in known for one in columns):
+        text = one_line(columns, MAX_QUOTED_CHARACTERS)
+        raise ValueError(f"its check warns of {text}; expected columns of the study")
+    return tuple(columns)
+
+
 def _contents(names: Sequence[str], sizes: Sequence[int]) -> str:
     """Return how many clients and rows a site has; a site that is its own client has rows."""
     rows = f"{sum(sizes):,} training rows"
@@ -68,11 +79,21 @@ def _contents(names: Sequence[str], sizes: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Member:
-    """Connected site: its current node, its clients, and their numbers of training rows."""
+    """Connected site: its current node, its clients, and their numbers of training rows.
+
+    The check warns of the columns `warned` of its table.
+    """
 
     node: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    warned: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of the check in words, without values."""
+        texts = [name or "rows" for name in self.warned]
+        return [f"the check warns of {listed(texts)}; see its {LOG_FILE}"] if texts else []
 
 
 @dataclass
@@ -130,6 +151,7 @@ class Registry:
             names, site = client_names(said), said["site"]
             sizes = column(said, "sizes", len(names), torch.int64).tolist()
             _refuse_introduction(site, names, sizes)
+            said = said | {WARNED: _columns_warned_of(said, self.project)}
         except (LookupError, ValueError) as error:
             reason = one_line(str(error))
             self._tell(node, f"a node is refused: its introduction cannot be read ({reason})")
@@ -139,7 +161,7 @@ class Registry:
     def _place(self, node: int, said: Flat) -> None:
         """Register a node as the current node of its site, or refuse the node with a reason."""
         name, names = said["site"], tuple(said["names"])
-        site = Member(node, names, tuple(said["sizes"].tolist()))
+        site = Member(node, names, tuple(said["sizes"].tolist()), said[WARNED])
         if (other := self.sites.get(name)) and other.node == node:
             return
         if why := self._refusal(name, site):
@@ -148,6 +170,8 @@ class Registry:
         self.sites[name] = site
         if not (self.by_files and self.expected is not None):
             self.say(f"{name} is there: {_contents(names, site.sizes)}")
+            for text in site.warnings:
+                self.say(f"warning: {name}: {text}")
 
     def _refusal(self, name: str, site: Member) -> str:
         """Return the reason why a node may not represent a site, or "" if it may."""

@@ -26,7 +26,7 @@ class RegressionStore(ResultStore):
     """Store of the rounds and results of a study's regression.
 
     Attributes:
-        problems: warnings about the columns, which the page shows.
+        column_warnings: warnings about the columns, which the page shows.
     """
 
     column_warnings: list[str]
@@ -60,7 +60,7 @@ class RegressionStore(ResultStore):
             ServerRun(**same, shared_draws=posterior),
             lambda: posterior,
             self._run_json_content(),
-            self.column_warnings,
+            [*self.column_warnings, *self.site_warnings],
             data=self.project.folder.absolute().name,
             question=self.project.question or None,
             units={name: one.unit for name, one in self.project.columns.items() if one.unit},
@@ -88,6 +88,7 @@ class RegressionStore(ResultStore):
             **same | {"link": project.link or None},
         )
         return facts_of(experiment, run, (), project.seed, project.family) | {
+            "warnings": [*self.column_warnings, *run.warnings, *self.site_warnings],
             "project": project.agreed,
             "ending": self.stop_reason,
             **({"corrected": self.draws.outcome} if self.draws and self.draws.values else {}),

@@ -66,6 +66,7 @@ class ResultStore:
         self.folder, self.project, self.name = folder, project, name
         self.method, self.server = method, server
         self.scores: list[Scores] = []
+        self.site_warnings: list[str] = []  # of the checks of the sites' tables
         self._tries = 0
         self.draws: SharedDraws | None = None  # of the shared sites, after the last round
         self.run = Run(method, self._federation_without_rows(), server.state, server.seed)
@@ -256,7 +257,9 @@ class ResultStore:
             out=str(self.folder),
             **same,
         )
-        return facts_of(experiment, run, self.scores, project.seed, project.likelihood) | {
+        content = facts_of(experiment, run, self.scores, project.seed, project.likelihood)
+        return content | {
+            "warnings": [*run.warnings, *self.site_warnings],
             "project": self.project.agreed,
             "ending": self.stop_reason,
             **({"corrected": self.draws.outcome} if self.draws and self.draws.values else {}),

@@ -24,6 +24,7 @@ from pyrofl.flower.rows import rows_of
 from pyrofl.flower.rules import check_rules
 from pyrofl.flower.site_results import POSTERIOR_FILE, write_results
 from pyrofl.flower.site_state import SITE_FILE, record_site, refuse_other_state
+from pyrofl.flower.table_check import table_problems
 from pyrofl.flower.tables import read_site_tables, regression_client
 from pyrofl.inference.engine.start import method_schedule
 from pyrofl.inference.evaluation.predictions import Predictions
@@ -64,6 +65,8 @@ LOG_FILE = "site.log"
 MAX_ERROR_CHARACTERS = 100_000  # characters of an error in the log
 REQUESTS_FOLDER = "received"  # folder of the server's last questions, which bring its models
 HAS_BEGUN = "begun"  # in a greeting: whether the study has begun
+WARNED = "warned"  # in its reply: columns that the check warns of; "" is the file
+LOG = logging.getLogger("pyrofl.flower.site")
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
@@ -164,8 +167,12 @@ class Site:
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
             raise InvalidRequestError(f"{each}; expected the same project and versions at both")
-        sizes = torch.tensor([*self.sizes.values()])
-        return {"site": self.name, "names": tuple(self.sizes), "sizes": sizes}
+        found = [one for one in table_problems(self.project, [self.table]) if one.is_warning]
+        for one in found:
+            LOG.info("warning: %s", one_line(f"{one.column} {one.text}: {one.cure}".strip()))
+        sizes, warned = torch.tensor([*self.sizes.values()]), tuple({one.column for one in found})
+        names = {"site": self.name, "names": tuple(self.sizes), "sizes": sizes}
+        return names | {WARNED: tuple(sorted(warned))}
 
     def _execute_request(self, kind: str, method: str, which: int, flat: Flat) -> Records:
         """Execute one training or evaluation request of the server; return the labeled reply."""
@@ -255,20 +262,19 @@ class Site:
 def site_log(state: str | Path) -> Iterator[logging.Logger]:
     """Yield the log of a site, whose file is in the folder of its state."""
     Path(state).mkdir(parents=True, exist_ok=True)
-    log = logging.getLogger("pyrofl.flower.site")
     opened = open_without_links(
         Path(state) / LOG_FILE, os.O_WRONLY | os.O_APPEND, PRIVATE
     )  # errors show values of rows
     file = os.fdopen(opened, "a", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
     try:
-        yield log
+        yield LOG
     finally:
-        log.removeHandler(handler)
+        LOG.removeHandler(handler)
         file.close()
 
 

@@ -44,25 +44,31 @@ def check(args: Namespace) -> None:
 def check_tables(project: Project, paths: Sequence[str]) -> int:
     """Print problems and warnings of sites' tables, and return the number of warnings.
 
-    Spellings of classes are warnings, as other words than the classes are refused.
-
     Raises:
         Stopped: if a problem makes the study wrong.
+    """
+    problems = table_problems(project, paths)
+    count = sum(one.is_warning for one in problems)
+    if count < len(problems):
+        _stop(problems, paths)
+    _print(problems, paths)
+    return count
+
+
+def table_problems(project: Project, paths: Sequence[str]) -> tuple[Problem, ...]:
+    """Return problems and warnings of sites' tables.
+
+    Spellings of classes are warnings, as other words than the classes are refused.
     """
     needed = [*dict.fromkeys([*project.used_columns, *filter(None, [project.client_column])])]
     problems = check_files(
         paths, needed, numbers=project.number_columns, dictionary=project.columns
     ).problems
     listed = {project.target} if project.classes else set()
-    problems = tuple(
+    return tuple(
         one._replace(is_warning=one.is_warning or one.column in listed)
         for one in _of_groups(project, problems, len(paths))
     )
-    count = sum(one.is_warning for one in problems)
-    if count < len(problems):
-        _stop(problems, paths)
-    _print(problems, paths)
-    return count
 
 
 def _of_groups(project: Project, problems: Sequence[Problem], files: int) -> Iterator[Problem]:

@@ -58,6 +58,8 @@ HELLO: dict[str, tuple[Change, str]] = {
     ),
     "no row": (put("sizes", torch.tensor([0])), "its clients have 0 to 0 training rows; expected"),
     "negative": (put("sizes", torch.tensor([-5])), "its clients have -5 to -5 training rows"),
+    "warned of a text": (put("warned", "age"), "its check warns of age; expected columns of the"),
+    "warned of another": (put("warned", ("<b>",)), "its check warns of ('<b>',); expected columns"),
     "sizes of two": (put("sizes", torch.tensor([5, 6])), "sizes is torch.int64 [2]; expected"),
     "sizes of text": (put("sizes", "many"), "sizes is 'many'; expected torch.int64 [1]"),
     "site of a number": (put("site", 3), "site is '3'; expected a printable name"),

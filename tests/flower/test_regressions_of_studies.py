@@ -223,10 +223,12 @@ def log_of(tmp_path, name):
     return (tmp_path / f"states/{name}/site.log").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:nearly all rows of chur")
 def test_a_harmless_study_runs_with_the_default_rules(tmp_path):
     formula = "score ~ age + arm + (1 | client)"
-    columns = {"age": {"unit": "years"}}
-    project = study(tmp_path / "p", formula, site_studies.hospitals(), rounds=2, columns=columns)
+    columns, frames = {"age": {"unit": "years"}}, site_studies.hospitals()
+    frames["chur"] = pd.concat([frames["chur"]] * 2)
+    project = study(tmp_path / "p", formula, frames, rounds=2, columns=columns)
     transport = wire(project, tmp_path / "states", lenient_rules=False)
     store, _ = finished(project, tmp_path, transport)
     lines = {line.split()[0]: line.split()[1] for line in store.tables[0].splitlines()}
@@ -235,6 +237,7 @@ def test_a_harmless_study_runs_with_the_default_rules(tmp_path):
     page = (tmp_path / "out/regression/report.html").read_text()
     assert re.search("one unit more of age [(]years[)]", page, re.IGNORECASE)
     assert "<td>years</td>" in page
+    assert "chur: the check warns of rows; see its site.log" in page
 
 
 def test_too_many_rounds_are_refused(tmp_path):

@@ -244,6 +244,22 @@ def test_a_site_whose_state_or_rows_are_others_is_refused_in_every_exchange(
         assert any("2 of 3 sites replied" in line for line in said)
 
 
+def test_warnings_of_the_check_are_in_logs_and_results_without_values(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    table = tmp_path / "p/sites/hospital_1.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, *lines[1:]]) + "\n")
+    said = []
+    stores = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, said.append)
+    stores["fedavg"].finish()
+    text = "hospital_1: the check warns of rows; see its site.log"
+    assert f"warning: {text}" in said
+    assert json.loads((tmp_path / "out/fedavg/run.json").read_text())["warnings"] == [text]
+    logs = {name: (tmp_path / name / "site.log").read_text() for name in hospitals.NAMES}
+    assert "warning: " in logs["hospital_1"]
+    assert "warning: " not in logs["hospital_2"]
+
+
 def test_rows_may_change_until_the_study_begins(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
     table = tmp_path / "p/sites/hospital_2.csv"
