@@ -47,6 +47,7 @@ from pyrofl.models.shared.activations import reason_against
 from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
+from pyrofl.tensors import Tensors
 
 LossName = Literal["log", "gce", "beta"]
 Divergence = Literal["kl", "renyi"]
@@ -154,12 +155,14 @@ class Generalized(MeanField):
 
     def divergence(
         self, mean: Tensor, log_root: Tensor, center: Tensor, precision: Tensor, log_det: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return variances [C, n], and divergences [C] of clients' normals from their cavities."""
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        """Return means and variances [C, *p], and divergences [C] from the cavities."""
         if self.order is None:
             return super().divergence(mean, log_root, center, precision, log_det)
         variance = (2 * log_root).exp()
-        return variance, renyi(mean, variance, center, 1 / precision, self.order).sum(-1)
+        means, variances = (self.named(v.split(self.site_sizes, -1)) for v in (mean, variance))
+        pull = renyi(mean, variance, center, 1 / precision, self.order).sum(-1)
+        return means, variances, pull
 
 
 def renyi(mean: Tensor, variance: Tensor, center: Tensor, spread: Tensor, order: float) -> Tensor:

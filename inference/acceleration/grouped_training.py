@@ -11,25 +11,28 @@ from torch import Tensor
 
 from pyrofl.data import Cohort
 from pyrofl.inference.acceleration.groups import (
+    CACHED_STEPS,
     ROW_SPACE_STEP_COST_ROWS,
     Axes,
     buckets,
     group_by_bounds,
+    groups_of_wide,
     join_groups,
     narrow_rows,
     roomy,
 )
-from pyrofl.inference.acceleration.recording.recorder import recording
+from pyrofl.inference.acceleration.recording.recorder import may_record, recording
 from pyrofl.inference.acceleration.row_space.alternatives import ShortPhase
 from pyrofl.inference.acceleration.row_space.rewriting import MAX_CACHED_PHASES, alternatives
 from pyrofl.inference.acceleration.steps import PhaseRun
 from pyrofl.inference.definition.method import GradientStep, Phase
+from pyrofl.inference.definition.optim import initial_state
 from pyrofl.inference.definition.seeds import Streams
 from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.training.phases import Trained, TrainingContext
 from pyrofl.inference.training.phases import run_phases as run_as_written
 from pyrofl.inference.training.schedules import minibatches, same_batch
-from pyrofl.tensors import Tensors, as_run, cut, generator, join_up
+from pyrofl.tensors import Tensors, as_run, cut, generator, join_up, pick
 
 
 def run_phases_accelerated(
@@ -130,9 +133,12 @@ class GroupedTraining(TrainingContext):
         sizes, axes = self.data.sizes[cohort.ids.cpu()], Axes()
         bound = int(self.data.sizes.max())
         short = any(isinstance(phase, ShortPhase) for phase in phases)
-        by_size = buckets(sizes, ROW_SPACE_STEP_COST_ROWS if short else None)
-        parts = [(some, roomy(sizes[some], bound)) for some in by_size]
+        trains = self._step_size(phases, local, cohort)
+        few = buckets(sizes, ROW_SPACE_STEP_COST_ROWS) if short else groups_of_wide(sizes, *trains)
+        parts = [(some, roomy(sizes[some], bound)) for some in few]
         longest = max(width for _, width in parts)
+        by_batch = sizes.clamp(max=max((phase.batch or 1 for phase in phases), default=1))
+        batched = [(some, longest) for some in groups_of_wide(by_batch, *trains)]
         trained = Trained.begin(local, cohort)
         # Full batches and the space of rows are padded: their clients run in groups.
         kinds = groupby(phases, lambda p: p.batch is None or isinstance(p, ShortPhase))
@@ -140,7 +146,7 @@ class GroupedTraining(TrainingContext):
         for by_rows, group in turns:
             turn = [(phase, phase.count_epochs(cohort.ids)) for phase in group]
             groups = []
-            for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
+            for some, width in parts if by_rows else batched:
                 before = narrow_rows(cut(trained.local, some), axes, width)
                 group_phases = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Cohort(cohort.ids[some], cohort.size[some])
@@ -153,6 +159,28 @@ class GroupedTraining(TrainingContext):
             trained = trained.then(after)
         after = changed_only(local, trained)
         return [ClientGroupResult(torch.arange(len(sizes)), local, longest, after)]
+
+    def _step_size(
+        self, phases: Sequence[Phase], local: Tensors, cohort: Cohort
+    ) -> tuple[int, int]:
+        """Return the numbers that a step of one client trains, and the bytes that it modifies.
+
+        The bytes are 0 where groups that fit the cache would not be faster: on a GPU, or if a step
+        of more groups is not recorded, or not soon.
+        """
+        sizes, entries, modified, most = self.data.sizes[cohort.ids.cpu()], 0, 0, 0
+        for phase in phases:
+            steps = [update for update in phase.updates if isinstance(update, GradientStep)]
+            trained = [(s.optim, v[:1]) for s in steps for v in pick(local, s.names).values()]
+            states = [(initial_state(optim, v) or {}).values() for optim, v in trained]
+            tensors = [v for _, v in trained] + [v for each in states for v in each]
+            entries = max(entries, sum(v.numel() for _, v in trained))
+            modified = max(modified, sum(v.numel() * v.element_size() for v in tensors))
+            in_epoch = -(-sizes // phase.batch) if phase.batch else 1
+            most = max(most, int((phase.count_epochs(cohort.ids).cpu() * in_epoch).max()))
+        values = self.method.model, self.method.guide, *(p.updates for p in phases)
+        soon = most >= CACHED_STEPS and cohort.size.device.type == "cpu" and may_record(values)
+        return entries, modified if soon else 0
 
     def _run_group(
         self,

@@ -16,6 +16,11 @@ STEP_COST_ROWS = 2000  # rows of padding that take longer than an additional ste
 # The same for clients that train in the space of their rows: measured.
 ROW_SPACE_STEP_COST_ROWS = 500
 
+# Rows of padding, times the numbers that a client trains, that take as long: measured.
+STEP_COST_PRODUCTS = 15_000_000
+CACHED_BYTES = 2**23  # bytes that a step of a group modifies, which stay in the cache: measured
+CACHED_STEPS = 60  # steps in a round from which these groups are soon recorded
+
 MAX_PADDING = 256  # maximum padding of a group, so that shapes recur, as recordings need
 
 Axes = dict[str, list[int]]
@@ -35,6 +40,22 @@ def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     return list(
         order.split(runs(sizes[order].tolist(), STEP_COST_ROWS if worth is None else worth))
     )
+
+
+def groups_of_wide(sizes: Tensor, entries: int, modified: int) -> list[Tensor]:
+    """Group clients with numbers of rows [C] in a step, to save padding and accesses to memory.
+
+    Padding of wide networks costs more than that of others. Groups of which a step modifies more
+    than 8 MiB are split evenly, as operations on them would leave the processor's cache.
+
+    Args:
+        sizes: numbers of rows.
+        entries: numbers that a step of one client trains.
+        modified: bytes that it modifies, including the optimizer's; 0 splits nothing.
+    """
+    groups = buckets(sizes, min(STEP_COST_ROWS, STEP_COST_PRODUCTS // max(entries, 1)))
+    most = max(1, CACHED_BYTES // modified) if modified else len(sizes)
+    return [part for group in groups for part in group.tensor_split(-(-len(group) // most))]
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:

@@ -90,6 +90,7 @@ class PhaseRun:
 
         The step is the first of `ahead` steps with these clients.
         """
+        self.noise.mask = batch.mask
         for update in self.updates:
             update.make(batch, begun, ahead)
 

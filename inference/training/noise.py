@@ -41,6 +41,8 @@ class ClientNoise(Messenger):
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
+        self.mask: Tensor | None = None  # [C, B] of a batch, whose padding then gets no noise
+        self.rows: tuple[Tensor, list[int]] | None = None  # a mask, and its numbers of rows
         # Noise that was drawn, while a step is recorded.
         self.noted: list[tuple[NoiseRequest, Tensor]] | None = None
 
@@ -69,9 +71,23 @@ class ClientNoise(Messenger):
     ) -> Tensor:
         """Return standard normal noise [C, *p] whose value per row does not depend on padding."""
         with self._unrecorded():
-            each = torch.stack([_of_rows(shape[1:], axis, g, dtype) for g in self.generators])
+            each = torch.zeros(shape, dtype=dtype)
+            counts = self._row_counts(shape[axis + 1])
+            for client_noise, count, generator in zip(each, counts, self.generators, strict=True):
+                filled = client_noise.narrow(axis, 0, count)
+                filled.copy_(_of_rows(filled.shape, axis, generator, dtype))
             noise = copy_to_device(each, device)
         return self._note(("of_rows", shape, axis, dtype, device), noise)
+
+    def _row_counts(self, width: int) -> list[int]:
+        """Return the numbers of rows of each client that need noise, of `width` with padding."""
+        mask = self.mask
+        if mask is None or mask.device.type != "cpu" or mask.shape != (len(self.generators), width):
+            return [width] * len(self.generators)  # reading a mask would wait for another device
+        if self.rows is None or self.rows[0] is not mask:
+            last = (mask * torch.arange(1, width + 1)).amax(1)
+            self.rows = mask, last.tolist()
+        return self.rows[1]
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:

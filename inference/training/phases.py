@@ -176,6 +176,7 @@ def run_phase(
         for step in steps:
             keep_first_clients(step.optimizer, active)
         for batch in batches(done, active, count):
+            draws.mask = batch.mask
             for update in run:
                 if isinstance(update, StepRun):
                     update.make(training.method, received, now, batch, draws)

@@ -8,6 +8,7 @@ all factors start equal, from the standard deviations of the start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.shared.gaussians import Normals, draw_count
-from pyrofl.models.shared.sites import Layout
+from pyrofl.models.shared.sites import LatentSite, Layout
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, add_trailing_axes, pick
 
@@ -139,21 +140,22 @@ class MeanField(Partitioned):
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return the negative ELBO [C], or the negative log likelihood in the warm start."""
-        mean, bayes = local["mean"], self.regular_mask(received, batch)
+        bayes, cavity = self.regular_mask(received, batch), self.cavity_normal(received, local)
         log_root = local["log_root"] if "log_root" in local else local["root"].log()
-        variance, pull = self.divergence(mean, log_root, *self.cavity_normal(received, local))
-        moments = self.named(mean), self.named(variance)
-        return self.activations.expected(*moments, batch, scale=bayes) + bayes * pull
+        mean, variance, pull = self.divergence(local["mean"], log_root, *cavity)
+        return self.activations.expected(mean, variance, batch, scale=bayes) + bayes * pull
 
     def divergence(
         self, mean: Tensor, log_root: Tensor, center: Tensor, precision: Tensor, log_det: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return variances [C, n], and KL divergences [C] of clients' normals from their cavities.
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        """Return means and variances [C, *p], and divergences [C] of clients from their cavities.
 
         Of a cavity that is no distribution only the constant is unknown.
         """
-        variance, half = VarianceAndDivergence.apply(mean, log_root, center, precision)
-        return variance, half - (mean.shape[-1] + log_det) / 2
+        sizes = self.site_sizes
+        half, *parts = MomentsAndDivergence.apply(mean, log_root, center, precision, sizes)
+        means, variances = parts[: len(sizes)], parts[len(sizes) :]
+        return self.named(means), self.named(variances), half - (mean.shape[-1] + log_det) / 2
 
     def cavity_normal(self, received: Tensors, local: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean and precision of the cavity and prior, [C, n], and its log determinant."""
@@ -167,13 +169,21 @@ class MeanField(Partitioned):
             return local["rows/center"], precision, local["rows/log_det"]
         return shift / precision, precision, precision.abs().log().sum(-1)
 
-    def named(self, vector: Tensor) -> Tensors:
-        """Split vectors [C, n] into tensors of the network's parameters, [C, *p] each."""
-        sites = (*self.shared_sites.sites, *self.client_sites.sites)
-        parts = vector.split([len(site.mean) for site in sites], -1)
+    @property
+    def sites(self) -> tuple[LatentSite, ...]:
+        """The network's parameters, shared ones first, as parts of a client's vectors."""
+        return *self.shared_sites.sites, *self.client_sites.sites
+
+    @cached_property
+    def site_sizes(self) -> list[int]:
+        """Numbers of entries of the sites."""
+        return [len(site.mean) for site in self.sites]
+
+    def named(self, parts: Sequence[Tensor]) -> Tensors:
+        """Name parts of vectors, [C, len] each, by the network's parameters, [C, *p] each."""
         return {
             site.name: part.reshape((*part.shape[:-1], *site.shape))
-            for site, part in zip(sites, parts, strict=True)
+            for site, part in zip(self.sites, parts, strict=True)
         }
 
     @property
@@ -202,33 +212,53 @@ class MeanField(Partitioned):
         return Normals(self.client_sites.size, full=False).independent(*self.client_sites.prior())
 
 
-class VarianceAndDivergence(torch.autograd.Function):
-    """Autograd function for the variances of a normal, and its divergence from another.
+class MomentsAndDivergence(torch.autograd.Function):
+    """Autograd function for the divergence of a normal from another, and for its moments.
 
     The divergence is 1/2 sum p (v + (mean - center)^2) - log_root, up to a constant, with
-    v = exp(2 log_root). Both directions are chains of operations in place, as an operation on many
-    weights takes as long as its access to memory.
+    v = exp(2 log_root). Moments are split into parts, whose gradients backward joins with those of
+    the divergence. An operation on many weights takes as long as its access to memory.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, log_root: Tensor, center: Tensor, precision: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute variances [C, n] and divergences [C]."""
+        ctx: Any,
+        mean: Tensor,
+        log_root: Tensor,
+        center: Tensor,
+        precision: Tensor,
+        sizes: Sequence[int],
+    ) -> tuple[Tensor, ...]:
+        """Compute divergences [C], and parts of means and variances, of given sizes."""
         variance = (2 * log_root).exp_()
-        ctx.save_for_backward(mean, variance, center, precision)
-        squares = (mean - center).square_().add_(variance).mul_(precision)
-        return variance, squares.sum(-1) / 2 - log_root.sum(-1)
+        slope = (mean - center).mul_(precision)
+        squares = (mean - center).mul_(slope).addcmul_(variance, precision)
+        ctx.save_for_backward(slope, variance, precision)
+        ctx.sizes = sizes
+        half = squares.sum(-1) / 2 - log_root.sum(-1)
+        return half, *mean.split(sizes, -1), *variance.split(sizes, -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients by mean and log_root."""
-        (mean, variance, center, precision), (by_variance, scale) = ctx.saved_tensors, grads
-        scale = scale[:, None]
-        of_mean = (mean - center).mul_(precision).mul_(scale)
-        by_variance = torch.addcmul(by_variance, precision, scale, value=0.5)
-        return of_mean, torch.addcmul(-scale, by_variance, variance, value=2), None, None
+        (slope, variance, precision), (scale, *parts) = ctx.saved_tensors, grads
+        scale, sizes, many = scale[:, None], ctx.sizes, len(ctx.sizes)
+        of_mean = joined_gradient(parts[:many], slope, scale, sizes)
+        by_variance = joined_gradient(parts[many:], precision, scale / 2, sizes)
+        of_log = torch.addcmul(-scale, by_variance, variance, value=2, out=by_variance)
+        return of_mean, of_log, None, None, None
+
+
+def joined_gradient(
+    parts: Sequence[Tensor], more: Tensor, scale: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """Return gradients of parts [C, len], joined, plus scale [C, 1] times a vector [C, n]."""
+    whole = torch.empty_like(more)
+    pieces = (v.split(sizes, -1) for v in (more, whole))
+    for part, piece, out in zip(parts, *pieces, strict=True):
+        torch.addcmul(part, piece, scale, out=out)
+    return whole
 
 
 def root_from_log(received: Tensors, local: Tensors, batch: Batch) -> Tensors:

@@ -45,7 +45,7 @@ RECORDING_UPDATES = 1.5 + NUM_MEASUREMENTS
 MIN_GAIN_FRACTION = 0.03  # fraction of an update's time that its recording has to save
 NUM_TIMED_REPLAYS = 3  # replays that are timed
 NUM_CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
-MAX_MODIFIED_BYTES = 2**23  # modified bytes above which kernels take longer than Python: measured
+MAX_MODIFIED_BYTES = 2**26  # modified bytes, of which a comparison makes a copy
 MAX_RECORDINGS = 256  # recordings
 
 Requested = tuple[Any, ...]  # a method that draws noise, by name, and its arguments
@@ -153,6 +153,11 @@ def may_try(left: float) -> bool:
     return left * MIN_GAIN_FRACTION > RECORDING_UPDATES
 
 
+def may_record(values: object) -> bool:
+    """Return whether an update with these programs and optimizers may be recorded."""
+    return not _kind(values)[1] if RECORDINGS.record is None else RECORDINGS.record
+
+
 class Recorder:
     """Runner of a training update that records its operations and replays them if possible."""
 
@@ -167,8 +172,7 @@ class Recorder:
         """
         self.name, self.values, self.whole, self.noise = name, values, whole, noise
         self.kind, self.user = _kind(values)
-        record = RECORDINGS.record
-        self.is_on = not self.user if record is None else record
+        record, self.is_on = RECORDINGS.record, may_record(values)
         self.store = Recordings() if self.user else RECORDINGS
         self.recording: Recording | None = None
         self.run: Callable[..., None] | None = None  # the recording, bound to these tensors
@@ -298,7 +302,7 @@ class Recorder:
         recordings.move_to_end(key)
         shorten(recordings)
         if (size := sum(v.numel() * v.element_size() for v in inputs.moving)) > MAX_MODIFIED_BYTES:
-            recording.reason = f"its {size / 2**20:.0f} MiB take longer than Python"
+            recording.reason = f"it modifies {size / 2**20:.0f} MiB"
         self._start(recording, inputs)
         return recording
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.acceleration import grouped_training as training
 from pyrofl.inference.acceleration import groups
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam, clipped, sgd
@@ -90,6 +91,45 @@ def test_ragged_clients_train_as_plain_torch_would(blobs, optim, batch):
     for c, i in enumerate([0, 1, 3, 8]):
         alone = by_torch(blobs, i, theirs, 3, batch, clip)
         toys.assert_same({n: v[c] for n, v in local.items()}, alone, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("batch", [None, 6])
+def test_groups_of_wide_networks_train_as_one(blobs, batch, monkeypatch):
+    method = fedavg.build(toys.net(), epochs=3, batch=batch, lr=0.1, momentum=0.5)
+    whole, loss = together(method, blobs, [0, 1, 3, 8])
+    counts, split = list[int](), training.groups_of_wide
+
+    def count(*given: Any) -> list[Tensor]:
+        counts.append(len(split(*given)))
+        return split(*given)
+
+    monkeypatch.setattr(training, "groups_of_wide", count)
+    monkeypatch.setattr(groups, "STEP_COST_PRODUCTS", 0)
+    monkeypatch.setattr(groups, "CACHED_BYTES", 1)
+    monkeypatch.setattr(training, "CACHED_STEPS", 0)
+    parts, loss_of_parts = together(method, blobs, [0, 1, 3, 8])
+    assert counts == [4, 4]
+    toys.assert_same(parts, whole, rtol=1e-12, atol=1e-13)
+    toys.assert_same(loss_of_parts, loss, rtol=1e-12, atol=1e-13)
+
+
+def test_groups_fit_the_cache_if_their_steps_are_soon_recorded(blobs, monkeypatch):
+    modified = list[int]()
+    split = training.groups_of_wide
+
+    def watch(sizes: Tensor, entries: int, size: int) -> list[Tensor]:
+        modified.append(size)
+        return split(sizes, entries, size)
+
+    monkeypatch.setattr(training, "groups_of_wide", watch)
+    own = fedavg.build(
+        toys.net(), epochs=100, likelihood=lambda o, x: toys.half_square(o[..., 0], x)
+    )
+    for method in (fedavg.build(toys.net(), epochs=100), fedavg.build(toys.net(), epochs=1), own):
+        together(method, blobs, [0, 1])
+    weights = sum(shape.numel() for shape in toys.net().shapes.values())
+    momentum = 2
+    assert modified == [*(2 * [8 * momentum * weights]), 0, 0, 0, 0]
 
 
 class Exact(nn.Module):

@@ -290,3 +290,18 @@ def test_the_callers_random_state_is_left_alone():
     for family in ("normal", "gamma", "categorical"):
         draw(FAMILIES[family](arguments(3)[:, None]), 0, numbers(range(3)))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_padding_gets_no_noise_and_rows_the_same_as_ever(axis):
+    shape = torch.Size([2, 5, 3] if axis == 0 else [2, 4, 5, 3])
+    whole, masked = (ClientNoise([generator(1), generator(2)]) for _ in range(2))
+    masked.mask = torch.arange(5) < torch.tensor([[5], [2]])
+    asked = shape, axis, torch.float64, torch.device("cpu")
+    for _ in range(2):  # the streams go on alike
+        every, some = (noise.of_rows(*asked) for noise in (whole, masked))
+        assert torch.equal(every[0], some[0])
+        assert torch.equal(every[1].narrow(axis, 0, 2), some[1].narrow(axis, 0, 2))
+        assert not some[1].narrow(axis, 2, 3).any()
+    masked.narrow(1)  # to other clients than those of the mask
+    assert masked.of_rows(torch.Size([1, *shape[1:]]), *asked[1:]).all()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrofl.inference.acceleration import groups
-from pyrofl.inference.acceleration.groups import buckets, roomy
+from pyrofl.inference.acceleration.groups import buckets, groups_of_wide, roomy
 from pyrofl.inference.training.schedules import Schedule, make_schedule
 from pyrofl.tensors import generator
 
@@ -109,6 +109,22 @@ def test_groups_of_some_sizes():
         [0, 2, 4, 5, 6],
     ]
     assert [group.tolist() for group in buckets(torch.full((3,), 10**6))] == [[0, 1, 2]]
+
+
+def test_wide_networks_are_padded_less():
+    sizes = torch.tensor([5, 100, 5, 90, 5, 5, 5, 80])
+    narrow, wide = (groups_of_wide(sizes, entries, 0) for entries in (100, 100_000))
+    assert [group.tolist() for group in narrow] == [[1, 3, 7, 0, 2, 4, 5, 6]]
+    assert [group.tolist() for group in wide] == [[1, 3, 7], [0, 2, 4, 5, 6]]
+
+
+def test_groups_that_modify_more_than_the_cache_are_split_evenly():
+    third = groups.CACHED_BYTES // 3
+    found = groups_of_wide(torch.full((10,), 7), 1, third)
+    assert [len(group) for group in found] == [3, 3, 2, 2]
+    assert torch.cat(found).tolist() == list(range(10))
+    alone = groups_of_wide(torch.full((2,), 7), 1, 2 * groups.CACHED_BYTES)
+    assert [len(group) for group in alone] == [1, 1]
 
 
 def test_less_than_half_of_a_width_is_padding():
