@@ -154,15 +154,19 @@ def server_app() -> Any:
         out.mkdir(parents=True, exist_ok=True)
         end = Path(str(config["end"]) or out / "end.json")
         how = sites, int(config["least"]) or sites, float(config["timeout"])
-        nodes = end.with_name(NODES_FILE)  # node -> the site whose key it has
-        node_names = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
-        whose = node_names and {int(node): name for node, name in node_names.items()}
+        whose = site_of_nodes(end.with_name(NODES_FILE))
         say = partial(_say, out / LOG_FILE)
         write_json(
             end, run_study(project, out, GridTransport(grid), ServerSettings(*how, whose), say)
         )
 
     return app
+
+
+def site_of_nodes(file: Path) -> dict[int, str] | None:
+    """Return node -> the site whose key it has; None if no node has a key."""
+    names = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {int(node): name for node, name in names.items()} or None
 
 
 def _end_as_orphan(parent: int) -> None:

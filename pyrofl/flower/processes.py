@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -113,7 +114,18 @@ def _not_to_outlive() -> Callable[[], None] | None:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs, such as flower-superlink."""
+    """Return the path of one of Flower's programs, such as flower-superlink.
+
+    Raises:
+        ValueError: if it is missing, or Flower has no folder for temporary files.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise ValueError(
+            f"{error}; expected one that can be written: set TMPDIR, or PrivateTmp=true in a "
+            "systemd unit"
+        ) from error
     here = Path(sys.executable).parent
     if path := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
         return path

@@ -62,9 +62,11 @@ def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) 
 
 def _columns_warned_of(said: Flat, project: Project) -> tuple[str, ...]:
     """Return the columns that a site's check warns of; raise ValueError if they are odd."""
-    columns, known = said.get(WARNED), {*project.used_columns, project.client_column, ""}
-    is_list = isinstance(columns, tuple | list)
-    if not is_list or not all(isinstance(one, str) and one in known for one in columns):
+    columns: Any = said.get(WARNED)
+    known = {*project.used_columns, project.client_column, ""}
+    if not isinstance(columns, tuple | list) or not all(
+        isinstance(one, str) and one in known for one in columns
+    ):
         text = one_line(columns, MAX_QUOTED_CHARACTERS)
         raise ValueError(f"its check warns of {text}; expected columns of the study")
     return tuple(columns)
