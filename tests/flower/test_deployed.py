@@ -103,9 +103,11 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     assert here.state.number < project.rounds
     assert rounds in run.stdout
     assert f"{name}: {rounds}" in run.stderr
+    # Pareto k is a shape that may be below 0, of weights with an upper end; above 0.7 the draws
+    # would not be corrected.
     corrected = {
         "eight_schools": "draws are not corrected; the draws are of the exact posterior",
-        "mixed": r"draws are corrected by importance weights; Pareto k is -?0\.",
+        "mixed": r"draws are corrected by importance weights; Pareto k is (-|0\.[0-7])",
     }
     assert re.search(f"posterior.nc: {corrected[name]}", run.stdout)
     if name == "mixed":  # whose sites have one client each

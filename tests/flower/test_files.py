@@ -547,6 +547,19 @@ def test_rules_of_a_site_are_checked_before_anything_leaves(begun, tmp_path, cap
     assert not [*begun.messages.glob("*-reply-*")]
 
 
+def test_a_trial_of_the_study_comes_before_the_names_of_a_site_leave(tmp_path, capsys):
+    """The reply to the greeting has no number of a column, and would break no rule itself."""
+    project = study(tmp_path / "p", LOGISTIC[0], **LOGISTIC[1])
+    by_files = ByFiles(tmp_path / "files", project, ("basel", "bern", "chur"))
+    assert by_files.exchange() == 0
+    strict = tmp_path / "strict.toml"
+    strict.write_text("min-rows = 1\nmin-level-rows = 1\nmin-events = 0\nrows-per-parameter = 99\n")
+    assert by_files.answer("bern", "--rules", str(strict)) == 2
+    assert "rule rows-per-parameter: " in capsys.readouterr().err
+    assert not [*by_files.messages.glob("*-reply-*")]
+    assert not (tmp_path / "files/bern").exists()
+
+
 def test_a_site_with_an_error_in_its_table_is_asked_again(tmp_path, capsys):
     names = ("basel", "bern", "chur")
     project = study(tmp_path / "p", LOGISTIC[0], rounds=1, **LOGISTIC[1])
