@@ -322,7 +322,7 @@ class LikelihoodFactors:
         It is a normal of non-centered variables, as the mode of others may be at a scale of 0.
         """
         mean, sd = self.structure.shared_sites.prior()
-        variables = Variables(self.structure, self._prior(), torch.zeros_like(mean).double())
+        variables = Variables.non_centered(self.structure, self._prior())
         log_density, (mean, sd) = self._sampled(factors, variables), variables.start()
         at = find_mode(log_density, mean)
         values, vectors = torch.linalg.eigh(curvature(log_density, at))
@@ -388,11 +388,14 @@ class LikelihoodFactors:
 
     def _variables(self, factors: Tensors, u: Tensor) -> Variables:
         """Choose the variables that are sampled, given draws [S, d] of the shared ones."""
-        p, h = len(self.structure.reads), torch.zeros_like(u[0])
-        h[self.structure.reads] = factors["precision"].sum(0).diagonal()[:p]
+        middle = u.median(0).values
         with torch.no_grad():
-            h *= self._stated(self._evaluated(u))[2].median()
-        return Variables.of(self.structure, self._prior(), u, h)
+            _, root, noise = self._stated(self._evaluated(middle[None]))
+
+        def log_factors(u: Tensor) -> Tensor:
+            return log_product(u[:, self.structure.reads], root, noise, factors)
+
+        return Variables.of(self.structure, self._prior(), log_factors, middle)
 
     def _evaluated(self, u: Tensor) -> ProgramDensities:
         """Run the program's prior at draws [S, d]."""

@@ -71,7 +71,7 @@ class ProgramDensities(NamedTuple):
     likelihood: Tensor  # log p(y | u, eta), [S, C]
     roots: Tensor  # T, [S, C, m, m]
     response: Response | None
-    loc: Tensor  # of the normal priors of `Structure.spread`, else 0, [S, C, d]
+    loc: Tensor  # of the normal priors of `scaled_sites`, else 0, [S, C, d]
     scale: Tensor  # of these, else 1
 
 
@@ -88,7 +88,7 @@ class Structure:
         correlated: own site -> shared site that is a root of its correlation matrix.
         reads: indices [p] of the shared variables that the likelihood reads, given the effects.
         mixed: whether any of these enters the roots T, too.
-        spread: names of the shared sites that are normal with a scale that is another shared site.
+        scaled_sites: names of the shared sites that are normal with a scale that depends on others.
         linear: mask [p] of those that the mean of a normal response is linear in, if the others
             rule its variance alone; all True if it is known; None for other likelihoods.
     """
@@ -110,11 +110,11 @@ class Structure:
         return getattr(self.program, "__name__", type(self.program).__name__)
 
     @property
-    def effects(self) -> Tensor:
-        """Mask [d] of the shared variables whose scale is another one."""
-        return torch.cat(
-            [(s.mean == s.mean) & (s.name in self.scaled_sites) for s in self.shared_sites.sites]
-        )
+    def effects(self) -> list[Tensor]:
+        """Indices of the shared variables of each site whose scale is another one, [k]."""
+        sites = self.shared_sites.sites
+        parts = torch.arange(self.shared_sites.size).split([len(s.mean) for s in sites])
+        return [at for s, at in zip(sites, parts, strict=True) if s.name in self.scaled_sites]
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""

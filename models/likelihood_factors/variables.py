@@ -1,12 +1,16 @@
-"""Variables of the server's sampler: shared effects between their centered and non-centered form.
+"""Variables of the server's sampler: shared effects, standardized given their loc and scale.
 
 The joint density of a shared effect u ~ N(loc, s) and its shared scale s is a funnel if the rows
 carry little information on u; that of u / s and s is one if they carry much. The server samples
 
-    w = (u - loc) / s^(1 - c),    c = h s^2 / (1 + h s^2),    h: precision of u in the factors
+    w = L' (u - loc) / s - L^-1 s (c - H loc),    L L' = 1 + s H s
 
-(Gorinova, Moore and Hoffman, "Automatic Reparameterization of Probabilistic Programs", ICML 2020),
-with the median of s. Factors stay normal in u, in which the likelihoods are nearly normal.
+which is standard normal for all loc and s, if the factors are exp(c' u - u' H u / 2) in u. So w is
+between u and (u - loc) / s, which Gorinova, Moore and Hoffman, "Automatic Reparameterization of
+Probabilistic Programs", ICML 2020, choose for the middle of s: the scales of a Gaussian process
+vary by orders of magnitude with its length scale. c and H are those of the factors at the middle of
+the other variables; the density of w has the factors themselves, so that draws are exact. Entries
+are standardized one by one if H is nearly diagonal, or large.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +29,7 @@ from pyrofl.inference.posteriors.proposals import ModeSearch, ServerDraws
 from pyrofl.models.likelihood_factors.captured import CapturedPrior
 from pyrofl.models.likelihood_factors.structure import ProgramDensities, Structure
 from pyrofl.models.shared.sites import Layout
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, times
 
 MAX_MODE_STEPS, LBFGS_MEMORY = 200, 10  # of the search for the first mode, and its pairs of changes
 # Rise of a step that ends the search: the mode is then exact to 1e-12 standard deviations, so that
@@ -33,6 +38,9 @@ MIN_RISE, MIN_STEP_FRACTION = 1e-24, 1e-12  # and the shortest part of a step
 ROUNDING_TOLERANCE = 1e-14  # relative error of a density, by which it may fall
 MIN_CURVATURE = 1e-9  # least s'y / y'y of a change of point s and of slope y that is used
 MIN_RELATIVE_RISE = 1e-4  # least rise of a step, relative to that of the tangent
+# Correlation of two effects in the factors below which each is standardized by itself, and largest
+# number of effects that are not, as each step factorizes a matrix for each chain.
+MIN_CORRELATION, MAX_JOINT = 0.2, 50
 MAX_FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
 MAX_SCANNED = 20  # at most as many variables are changed one by one
 # Sds of the prior, and of the draws, between which they are changed.
@@ -110,6 +118,58 @@ def curvature(log_density: LogDensity, at: Tensor) -> Tensor:
     return -torch.cat(rows).nan_to_num(0.0, 0.0, 0.0)
 
 
+class Effects(NamedTuple):
+    """Entries of a site of shared effects, and the normal exp(c' u - u' H u / 2) of the factors.
+
+    Attributes:
+        at: indices of the entries, [k].
+        shift: c, [k].
+        precision: H, [k, k], or its diagonal [k] if entries are standardized one by one.
+    """
+
+    at: Tensor
+    shift: Tensor
+    precision: Tensor
+
+    @classmethod
+    def of(cls, at: Tensor, slope: Tensor, precision: Tensor, middle: Tensor) -> Effects:
+        """Return entries of a site, given slope [d] and curvature [d, d] of the factors there."""
+        h, u = precision[at[:, None], at], middle[at]
+        diagonal = h.diagonal().clamp(min=0.0)
+        correlation = h / torch.outer(diagonal, diagonal).sqrt().clamp(min=1e-300)
+        if len(at) > MAX_JOINT or not bool((correlation.tril(-1).abs() > MIN_CORRELATION).any()):
+            return cls(at, slope[at] + diagonal * u, diagonal)
+        values, vectors = torch.linalg.eigh((h + h.mT) / 2)
+        h = (vectors * values.clamp(min=0.0)) @ vectors.mT
+        return cls(at, slope[at] + h @ u, h)
+
+    def sampled(self, u: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """Return w [S, k] of effects u [S, k], given loc and scale [S, k] of their prior."""
+        lower, mean = self._normal(loc, scale)
+        off = (u - loc) / scale
+        return (lower * off if lower.dim() == 2 else times(lower.mT, off)) - mean
+
+    def shared(self, w: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return effects u [S, k] of w [S, k], and the log Jacobian [S]."""
+        lower, mean = self._normal(loc, scale)
+        if lower.dim() == 2:
+            off, diagonal = (w + mean) / lower, lower
+        else:
+            off = torch.linalg.solve_triangular(lower.mT, (w + mean)[..., None], upper=True)[..., 0]
+            diagonal = lower.diagonal(dim1=-2, dim2=-1)
+        return loc + scale * off, (scale / diagonal).log().sum(-1)
+
+    def _normal(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return L [S, k, k], or its diagonal [S, k], and L^-1 s (c - H loc) [S, k]."""
+        if self.precision.dim() == 1:
+            lower = (1 + self.precision * scale.square()).sqrt()
+            return lower, scale * (self.shift - self.precision * loc) / lower
+        inner = scale[..., None] * self.precision * scale[:, None]
+        lower = torch.linalg.cholesky_ex(torch.eye(len(self.at)).to(inner) + inner).L
+        slope = scale * (self.shift - loc @ self.precision)
+        return lower, torch.linalg.solve_triangular(lower, slope[..., None], upper=False)[..., 0]
+
+
 @dataclass(frozen=True)
 class Variables:
     """Change of variables between shared variables u [S, d] and those that are sampled, w [S, d].
@@ -117,43 +177,67 @@ class Variables:
     Attributes:
         structure: the hierarchical program.
         prior: the program's prior at points u [S, d], with one client.
-        power: exponents c, [d].
+        effects: of each site of shared effects.
     """
 
     structure: Structure
     prior: CapturedPrior
-    power: Tensor
+    effects: tuple[Effects, ...]
 
     @classmethod
-    def of(cls, structure: Structure, prior: CapturedPrior, u: Tensor, h: Tensor) -> Variables:
-        """Choose the exponents, given draws u [S, d] and the precision h [d] of the factors."""
-        with torch.no_grad():
-            rows = h.clamp(min=0.0) * prior(u).scale[:, 0].median(0).values.square()
-        return cls(structure, prior, rows / (1 + rows))
+    def of(
+        cls, structure: Structure, prior: CapturedPrior, log_factors: LogDensity, middle: Tensor
+    ) -> Variables:
+        """Return the variables for the log product of factors, of u [S, d], near u [d]."""
+        if not structure.scaled_sites:
+            return cls(structure, prior, ())
+        slope = _with_slope(log_factors, middle[None])[1][0]
+        normal = slope, curvature(log_factors, middle[None]), middle
+        return cls(structure, prior, tuple(Effects.of(at, *normal) for at in structure.effects))
+
+    @classmethod
+    def non_centered(cls, structure: Structure, prior: CapturedPrior) -> Variables:
+        """Return the variables for constant factors."""
+        middle = structure.shared_sites.prior()[0].double()
+        return cls.of(structure, prior, lambda u: 0 * u.sum(-1), middle)
 
     def start(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation [d] of the variables w under the prior."""
         mean, sd = (v.double() for v in self.structure.shared_sites.prior())
-        effects = self.structure.effects
-        return torch.where(effects, 0.0, mean), torch.where(effects, 1.0, sd)
+        for one in self.effects:
+            mean, sd = mean.index_fill(0, one.at, 0.0), sd.index_fill(0, one.at, 1.0)
+        return mean, sd
 
     def sampled(self, u: Tensor) -> Tensor:
         """Return the variables w [S, d] at u."""
+        w = u
         with torch.no_grad():
-            evaluated = self.prior(u)
-            w: Tensor = (u - evaluated.loc[:, 0]) / evaluated.scale[:, 0] ** (1 - self.power)
+            loc, scale = (v[:, 0] for v in self.prior.loc_and_scale(u))
+            for one in self.effects:
+                values = (v[:, one.at] for v in (u, loc, scale))
+                w = w.index_copy(1, one.at, one.sampled(*values))
         return w
 
     def shared(self, w: Tensor) -> tuple[Tensor, ProgramDensities, Tensor]:
         """Return u at w [S, d], the prior there, and the log Jacobian [S]."""
-        u, growth = w, torch.ones_like(w)
-        for _ in self.structure.scaled_sites:  # scales may be effects themselves
-            loc, scale = self.prior.loc_and_scale(u)
-            growth = scale[:, 0] ** (1 - self.power)
-            before, u = u, loc[:, 0] + growth * w
-            if torch.equal(before, u):
+        if not self.effects:
+            return w, self.prior(w), torch.zeros_like(w[:, 0])
+        moments = self.prior.loc_and_scale(w)
+        for _ in self.effects:  # loc and scale of effects may be other effects
+            u, growth = self._shared(w, *moments)
+            evaluated = self.prior(u)
+            before, moments = moments, (evaluated.loc, evaluated.scale)
+            if all(torch.equal(*pair) for pair in zip(before, moments, strict=True)):
                 break
-        return u, self.prior(u), growth.log().sum(-1)
+        return u, evaluated, growth
+
+    def _shared(self, w: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return u at w [S, d], given loc and scale [S, 1, d] of effects, and the log Jacobian."""
+        u, growth = w, torch.zeros_like(w[:, 0])
+        for one in self.effects:
+            part, more = one.shared(*(v[:, one.at] for v in (w, loc[:, 0], scale[:, 0])))
+            u, growth = u.index_copy(1, one.at, part), growth + more
+        return u, growth
 
     def standardized(
         self,
