@@ -110,11 +110,15 @@ class Structure:
         return getattr(self.program, "__name__", type(self.program).__name__)
 
     @property
-    def effects(self) -> list[Tensor]:
-        """Indices of the shared variables of each site whose scale is another one, [k]."""
-        sites = self.shared_sites.sites
-        parts = torch.arange(self.shared_sites.size).split([len(s.mean) for s in sites])
-        return [at for s, at in zip(sites, parts, strict=True) if s.name in self.scaled_sites]
+    def effects(self) -> list[slice]:
+        """Places in u of the sites in `scaled_sites`."""
+        parts, begin = [], 0
+        for site in self.shared_sites.sites:
+            end = begin + len(site.mean)
+            if site.name in self.scaled_sites:
+                parts.append(slice(begin, end))
+            begin = end
+        return parts
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""

@@ -122,22 +122,22 @@ class Effects(NamedTuple):
     """Entries of a site of shared effects, and the normal exp(c' u - u' H u / 2) of the factors.
 
     Attributes:
-        at: indices of the entries, [k].
+        at: places of the entries.
         shift: c, [k].
         precision: H, [k, k], or its diagonal [k] if entries are standardized one by one.
     """
 
-    at: Tensor
+    at: slice
     shift: Tensor
     precision: Tensor
 
     @classmethod
-    def of(cls, at: Tensor, slope: Tensor, precision: Tensor, middle: Tensor) -> Effects:
+    def of(cls, at: slice, slope: Tensor, precision: Tensor, middle: Tensor) -> Effects:
         """Return entries of a site, given slope [d] and curvature [d, d] of the factors there."""
-        h, u = precision[at[:, None], at], middle[at]
+        h, u = precision[at, at], middle[at]
         diagonal = h.diagonal().clamp(min=0.0)
         correlation = h / torch.outer(diagonal, diagonal).sqrt().clamp(min=1e-300)
-        if len(at) > MAX_JOINT or not bool((correlation.tril(-1).abs() > MIN_CORRELATION).any()):
+        if len(u) > MAX_JOINT or not bool((correlation.tril(-1).abs() > MIN_CORRELATION).any()):
             return cls(at, slope[at] + diagonal * u, diagonal)
         values, vectors = torch.linalg.eigh((h + h.mT) / 2)
         h = (vectors * values.clamp(min=0.0)) @ vectors.mT
@@ -165,7 +165,7 @@ class Effects(NamedTuple):
             lower = (1 + self.precision * scale.square()).sqrt()
             return lower, scale * (self.shift - self.precision * loc) / lower
         inner = scale[..., None] * self.precision * scale[:, None]
-        lower = torch.linalg.cholesky_ex(torch.eye(len(self.at)).to(inner) + inner).L
+        lower = torch.linalg.cholesky_ex(torch.eye(len(self.shift)).to(inner) + inner).L
         slope = scale * (self.shift - loc @ self.precision)
         return lower, torch.linalg.solve_triangular(lower, slope[..., None], upper=False)[..., 0]
 
@@ -205,17 +205,16 @@ class Variables:
         """Return mean and standard deviation [d] of the variables w under the prior."""
         mean, sd = (v.double() for v in self.structure.shared_sites.prior())
         for one in self.effects:
-            mean, sd = mean.index_fill(0, one.at, 0.0), sd.index_fill(0, one.at, 1.0)
+            mean[one.at], sd[one.at] = 0.0, 1.0
         return mean, sd
 
     def sampled(self, u: Tensor) -> Tensor:
         """Return the variables w [S, d] at u."""
-        w = u
+        w = u.clone()
         with torch.no_grad():
             loc, scale = (v[:, 0] for v in self.prior.loc_and_scale(u))
             for one in self.effects:
-                values = (v[:, one.at] for v in (u, loc, scale))
-                w = w.index_copy(1, one.at, one.sampled(*values))
+                w[:, one.at] = one.sampled(*(v[:, one.at] for v in (u, loc, scale)))
         return w
 
     def shared(self, w: Tensor) -> tuple[Tensor, ProgramDensities, Tensor]:
@@ -236,7 +235,8 @@ class Variables:
         u, growth = w, torch.zeros_like(w[:, 0])
         for one in self.effects:
             part, more = one.shared(*(v[:, one.at] for v in (w, loc[:, 0], scale[:, 0])))
-            u, growth = u.index_copy(1, one.at, part), growth + more
+            u = u.slice_scatter(part, 1, one.at.start, one.at.stop)
+            growth = growth + more
         return u, growth
 
     def standardized(
