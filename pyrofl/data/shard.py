@@ -23,7 +23,8 @@ def shard(data: Federation, ids: Tensor) -> Shard:
     mine, none = ids.tolist(), torch.zeros(0, dtype=torch.long)
     rows = torch.cat([data.train[i].cpu() for i in mine])
     places = torch.arange(len(rows)).split(data.sizes[ids].tolist())
-    own = dict(zip(mine, places, strict=True))
+    # Each in memory of its own: a view is pickled with all that it is a view of.
+    own = {i: place.clone() for i, place in zip(mine, places, strict=True)}
     train = tuple(own.get(i, none) for i in range(data.clients))
     x, y = (v.index_select(0, rows.to(v.device)).cpu() for v in (data.x, data.y))
     test, names = (none,) * data.clients, data.names[: data.clients]
