@@ -27,7 +27,6 @@ from torch import Generator, Tensor
 import pyrofl.models
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.settings import argument_types
-from pyrofl.inference.acceleration import grouped_training as training
 from pyrofl.inference.acceleration import groups
 from pyrofl.inference.acceleration.groups import buckets
 from pyrofl.inference.acceleration.row_space import first_layer, rewriting
@@ -194,7 +193,7 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     whole = next(together)
     found: list[list[Tensor]] = []
     monkeypatch.setattr(groups, "STEP_COST_ROWS", 0)  # a group for every number of rows
-    monkeypatch.setattr(training, "buckets", sizes)
+    monkeypatch.setattr(groups, "buckets", sizes)
     toys.assert_same_round(next(apart), whole, rtol=1e-8, atol=1e-9)
     assert max(map(len, found)) > 3
 

@@ -153,7 +153,8 @@ STUDIES: dict[str, Study] = {
     "table1_cifar": Study(
         title="table 1, CIFAR-10 and CIFAR-100",
         about="ResNet-20 stands for the paper's ResNet-18. The settings are those that the tuning "
-        "on CIFAR-10 chose.",
+        "on CIFAR-10 chose. With those of Fashion-MNIST, whose learning rate is higher, FedABML is "
+        "one to three points more accurate, and Per-FedAvg more than ten.",
         cases=COLORS,
         entries=CIFAR_ROWS,
         tuning="cifar10/budget.csv",
