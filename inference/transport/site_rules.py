@@ -116,12 +116,14 @@ class SiteRules:
         names = {field.name.replace("_", "-"): field.name for field in fields(cls)}
         if unknown := sorted(entries.keys() - names):
             raise ValueError(
-                f"{path}: unknown rule {unknown[0]!r}; expected some of {', '.join(names)}"
+                f"{path}: no rule is called {' or '.join(map(repr, unknown))}; expected some of "
+                f"{', '.join(names)}"
             )
         try:
             return cls(**{names[name]: value for name, value in entries.items()})
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            field, rest = str(error).split(" ", 1)
+            raise ValueError(f"{path}: {field.replace('_', '-')} {rest}") from error
 
     def check_rows(self, client: str, rows: int) -> None:
         """Raise BrokenRuleError if a client has too few rows, but some."""

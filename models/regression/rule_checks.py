@@ -142,7 +142,6 @@ def _check_columns(
     rules: SiteRules, settings: Settings, name: str, frame: pd.DataFrame, report: Report
 ) -> None:
     """Raise BrokenRuleError if the report on a client's columns breaks a rule."""
-    rules.check_rows(name, report["complete"])
     whole = frame[list(report["missing"])].dropna()
     family = family_of(settings.family)
     formula = read_all(settings.formula, family.auxiliary)
@@ -159,7 +158,17 @@ def _check_columns(
         else:
             _refuse_dominated(rules, name, f"column {column}", values.to_numpy(dtype=np.float64))
 
-    check_each(partial(check, column) for column in report["columns"] if column != settings.client)
+    columns = [column for column in report["columns"] if column != settings.client]
+    if report["complete"] < rules.min_rows:  # other columns would break rules for this reason alone
+        has_trials = family.support == "trials"
+        columns = [
+            column
+            for column in columns
+            if _is_event(formula, column, family.support)
+            or (has_trials and column == formula.response)
+        ]
+    rows_check = partial(rules.check_rows, name, report["complete"])
+    check_each([rows_check, *(partial(check, column) for column in columns)])
 
 
 def _is_event(formula: Formula, column: str, support: str) -> bool:

@@ -48,7 +48,7 @@ def exchange(args: Namespace) -> None:
         print_progress(args, text)
 
     name = project.folder.absolute().name
-    transport = FileTransport(folder, out, name, key, keys, without, print_line)
+    transport = FileTransport(folder, out, name, project.agreed, key, keys, without, print_line)
     whose = dict(enumerate(transport.sites))
     settings = ServerSettings(len(keys), len(keys) - len(set(without)), 0.0, whose, by_files=True)
     if args.ask_again:

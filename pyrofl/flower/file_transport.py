@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pyrofl.files.checkpoint_file import refuse_differences
 from pyrofl.files.link_safe_files import subfolder
 from pyrofl.files.run_folder import prepare, replacing, write_json
 from pyrofl.flower.site import STUDY_COMPLETE
@@ -32,7 +33,7 @@ MESSAGES_FOLDER, TAKEN_FOLDER = "messages", "replies"
 INDEX_FILE = "requests.json"  # id of the study, server's key, ids of requests by site, in order
 
 
-def file_name(site: str, kind: str, number: int) -> str:
+def file_name(site: str, kind: str, number: int | str) -> str:
     """Return the name of a file with a message.
 
     >>> file_name("bern", "request", 3)
@@ -48,6 +49,7 @@ class FileTransport:
         folder: of the requests and of replies that have arrived.
         out: folder of the study's results, where replies that were taken are stored.
         name: name of the study.
+        agreed: settings of the study that must not change once a site has replied.
         key: private key of the server.
         keys: site -> its public key.
         without: sites that the open exchange does not wait for.
@@ -59,13 +61,15 @@ class FileTransport:
         folder: Path,
         out: Path,
         name: str,
+        agreed: Mapping[str, Any],
         key: Any,
         keys: Mapping[str, Any],
         without: Collection[str],
         print_line: Callable[[str], None],
     ) -> None:
         self.folder, self.taken, self.key, self.keys = folder, out / TAKEN_FOLDER, key, keys
-        self.name, self.without, self.print_line = name, set(without), print_line
+        self.name, self.agreed, self.print_line = name, dict(agreed), print_line
+        self.without = set(without)
         self.sites = sorted(keys)
         self.index: dict[str, Any] = {}
 
@@ -102,7 +106,7 @@ class FileTransport:
         """Read which requests were written, and take the replies that have arrived.
 
         Raises:
-            ValueError: if they were signed with another key.
+            ValueError: if they were signed with another key, or the study has changed.
         """
         prepare(self.folder, overwrite=True)
         path, key = subfolder(self.taken) / INDEX_FILE, fingerprint(self.key.public_key())
@@ -111,11 +115,16 @@ class FileTransport:
         else:
             name = f"{self.name} {uuid4().hex[:12]}"
             self.index = {"study": name, "key": key, "requests": {}}
-            write_json(path, self.index)
         if (first := self.index.get("key", key)) != key:
             raise ValueError(
                 f"--key is {key}; expected the key of the first request, {first}, or another --out"
             )
+        if any(self.taken.glob(file_name("*", "reply", "*"))):
+            refuse_differences(
+                self.taken.parent, self.index.get("agreed", self.agreed), self.agreed
+            )
+        self.index["agreed"] = self.agreed
+        write_json(path, self.index)
         requests = {
             file_name(site, "request", number)
             for site, ids in self.index["requests"].items()

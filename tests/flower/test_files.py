@@ -598,6 +598,18 @@ def test_the_server_keeps_the_key_of_its_first_request(begun, tmp_path, capsys):
     begun.run()
 
 
+def test_another_study_is_refused_once_a_site_has_replied(begun, capsys):
+    requests = sorted(path.name for path in begun.messages.iterdir())
+    edited(begun.project.file, lambda text: text.replace("{", '{"seed": 7,', 1))
+    assert begun.exchange() == 2
+    assert "out is of another run; now seed is 7 and was" in capsys.readouterr().err
+    assert sorted(path.name for path in begun.messages.iterdir()) == requests
+    edited(begun.project.file, lambda text: text.replace('"seed": 7,', ""))
+    begun.run()
+    edited(begun.project.file, lambda text: text.replace("{", '{"seed": 7,', 1))
+    assert begun.exchange() == 2
+
+
 def test_odd_options_of_the_server_are_refused(tmp_path, capsys):
     by_files = ByFiles(tmp_path / "files", hospitals.project(tmp_path / "p"))
     for words, text in (

@@ -49,6 +49,10 @@ def test_all_broken_rules_of_all_clients_are_named_at_once():
     assert found == [("bern", "min-level-rows"), ("bern", "max-share"), ("chur", "min-rows")]
     names = "min-level-rows, max-share, min-rows"
     assert caught.value.for_server == f"the rules of this site forbid the study ({names})"
+    few = {"bern": hospitals()["bern"][:4].assign(died=[0, 0, 0, 1])}
+    with pytest.raises(BrokenRuleError) as caught:
+        agreed(few, "died ~ age", rules=SiteRules(), family="bernoulli")
+    assert [one.rule for one in caught.value.every] == ["min-rows", "min-events"]
     frames = hospitals()
     frames["bern"] = frames["bern"][:14].assign(died=0, row=range(14))
     formula = "died ~ {row == 7} + {row == 8} + age + dose"
@@ -120,8 +124,10 @@ def test_rules_are_read_from_a_file_and_errors_name_it(tmp_path):
     file.write_text("min-rows = 20\nexact-values = true\n")
     assert SiteRules.read(file) == SiteRules(min_rows=20, exact_values=True)
     for text, error in (
-        ("min-row = 20", "rules.toml: unknown rule 'min-row'; expected some of min-rows, "),
-        ("min-rows = 0", "rules.toml: min_rows is 0; expected a whole number of at least 1"),
+        ("min-row = 20", "rules.toml: no rule is called 'min-row'; expected some of min-rows, "),
+        ("min-row = 1\nmax-shar = 2", "no rule is called 'max-shar' or 'min-row'; expected"),
+        ("min-rows = -3", "rules.toml: min-rows is -3; expected"),
+        ("min-rows = 0", "rules.toml: min-rows is 0; expected a whole number of at least 1"),
         ("min-rows: 3", r"rules.toml cannot be read: .*; expected TOML"),
     ):
         file.write_text(text)
