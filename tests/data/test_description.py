@@ -14,7 +14,13 @@ from messy_files import SIZES as MESSY_SIZES
 
 import pyrofl
 from pyrofl.cli.parser import main
-from pyrofl.data.tables.description import bound_counts, clients_without_moments, describe_tables
+from pyrofl.data.tables.description import (
+    bound_counts,
+    clients_without_moments,
+    describe_tables,
+    table_rows,
+)
+from pyrofl.data.tables.near_copies import near_copies
 from pyrofl.data.tables.table_files import columns_of
 
 RULES = pyrofl.SiteRules()
@@ -28,7 +34,7 @@ def hospitals(seed=0):
         frame["crp"] = random.lognormal(1, 1.2, n).round(2)
         frame["beds"] = 12
         frame["sex"] = random.choice(["f", "m"], n)
-        frame.loc[:2, "age"], frame.loc[1, "sex"] = np.nan, None
+        frame.loc[:2, "age"], frame.loc[:2, "sex"] = np.nan, None
         frames[name] = frame
     frames["chur"]["sex"] = ["f"] * 5 + ["m"] * 7
     return frames
@@ -36,7 +42,7 @@ def hospitals(seed=0):
 
 def described(frames, columns, rules=RULES):
     tables = {name: columns_of(frame) for name, frame in frames.items()}
-    entries = describe_tables(tables, columns, rules)
+    entries = describe_tables(tables, columns, rules).entries
     return {(one.column, one.statistic, one.client): one for one in entries}
 
 
@@ -114,7 +120,7 @@ def test_moments_that_reveal_a_row_are_suppressed():
         assert found[name, "mean", "all"].value == pytest.approx(others[name].mean())
     entries = describe_tables(
         {n: columns_of(f) for n, f in frames.items()}, ["spike", "age"], RULES
-    )
+    ).entries
     assert clients_without_moments(entries, [*frames]) == {"spike": ["basel"]}
 
 
@@ -288,3 +294,106 @@ def test_messy_files_are_described_as_their_correct_rows(tmp_path, capsys):
     said = capsys.readouterr()
     assert "convert it from mg/dL to umol/L, and rename it creatinine" in said.out
     assert "1 problem in 7 files" in said.err
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_printed_quantile_is_within_its_printed_error(seed):
+    """By both usual definitions, for numbers of any size, spread and rounding."""
+    random = np.random.default_rng(seed)
+    scale, shift = 10.0 ** random.integers(-6, 7), random.choice([0, 1, -50, 1e4])
+    draws = [random.normal, random.lognormal, random.uniform, random.standard_cauchy]
+    frames = {}
+    for name in ("bern", "basel", "chur")[: random.integers(1, 4)]:
+        values = draws[random.integers(4)](size=random.integers(5, 120))
+        values = values.round(random.integers(0, 4)) if random.integers(2) else values
+        frames[name] = pd.DataFrame({"x": scale * (shift + values)})
+    entries = describe_tables({n: columns_of(f) for n, f in frames.items()}, ["x"], RULES).entries
+    means = {e.client: e.value for e in entries if e.statistic == "mean"}
+    sds = {e.client: e.value for e in entries if e.statistic == "sd"}
+    shown = [frame for name, frame in frames.items() if means[name] is not None]
+    frames["all"] = pd.concat(shown or [*frames.values()])
+    parts = {"25 %": 0.25, "median": 0.5, "75 %": 0.75}
+    for row in table_rows(entries, [*frames][:-1]):
+        for client, cell in zip(frames, row[2:], strict=True):
+            if row[1] in parts and "±" in cell:
+                number, error = map(float, cell.split(" ± "))
+                values = frames[client]["x"]
+                for method in ("inverted_cdf", "linear"):
+                    exact = np.quantile(values, parts[row[1]], method=method)
+                    assert abs(number - exact) <= error, (client, cell, exact)
+                assert error <= 1.1 * sds[client] + 1e-3 * abs(number)
+
+
+def test_few_missing_values_are_suppressed_and_do_not_follow():
+    """Not from n, counts of levels and "all", with the number of rows."""
+    for missing in range(5):
+        frames = hospitals()
+        for name, frame in frames.items():
+            frame["lab"], frame["ward"] = (
+                np.arange(len(frame)) % 5.0,
+                ["a", "b"] * 6 + ["a"] * (len(frame) - 12),
+            )
+            if name == "basel":
+                frame.loc[: missing - 1, ["lab", "ward"]] = None
+        found = described(frames, ["lab", "ward"])
+        for name in ("lab", "ward"):
+            expected = missing if missing in (0, 3, 4) else None
+            assert found[name, "missing", "basel"].value == expected
+            assert found[name, "missing", "all"].value == expected
+        for client, rows in (("basel", 35), ("all", sum(SIZES.values()))):
+            n = found["lab", "n", client]
+            assert n.error == (missing in (1, 2))
+            assert abs(n.value - (rows - missing)) <= n.error
+        if missing in (1, 2):  # either number is possible
+            n = found["lab", "n", "basel"]
+            assert n.value - n.error <= 33
+            assert n.value + n.error >= 34
+            counts = [e.value for (c, s, k), e in found.items() if c == "ward" and k == "basel"]
+            assert counts.count(None) > 2  # missing, rare levels, and the smaller level
+
+
+LAB = np.random.default_rng(3).normal(100, 20, 12).round()
+FLAG = np.array([1.0] * 5 + [0.0] * 7)
+PAIRS = {  # a column, and one that differs from it in one or two rows
+    "a copy with a gap": (LAB, np.where(np.arange(12) == 4, np.nan, LAB)),
+    "another unit with a gap": (LAB, np.where(np.arange(12) == 4, np.nan, (LAB / 18).round(1))),
+    "a correction": (LAB, np.where(np.arange(12) < 2, LAB + 30, LAB)),
+    "nested flags": (FLAG, np.where(np.arange(12) == 0, 0.0, FLAG)),
+    "opposite flags": (FLAG, np.where(np.arange(12) == 0, 1.0, 1 - FLAG)),
+    "words": (FLAG, np.where(np.where(np.arange(12) == 0, 0, FLAG) > 0, "yes", "no")),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_columns_that_differ_in_few_rows_are_not_both_described(kind):
+    one, other = PAIRS[kind]
+    random = np.random.default_rng(0)
+    tables = {
+        "bern": pd.DataFrame({"one": one, "other": other}),
+        "chur": pd.DataFrame({"one": one, "other": random.permutation(one)}),
+    }
+    if kind == "words":
+        tables["chur"]["other"] = np.where(tables["chur"]["other"] > 0, "yes", "no")
+    result = describe_tables({n: columns_of(f) for n, f in tables.items()}, ["one", "other"], RULES)
+    assert result.near_copies == {"bern": {"other": "one"}}
+    found = {(e.column, e.statistic, e.client): e.value for e in result.entries}
+    assert found["one", "mean", "bern"] == pytest.approx(one.mean())
+    for statistic in ("mean", "sd", "median", "yes", "no"):
+        assert found.get(("other", statistic, "bern")) is None
+    if kind != "words":
+        assert found["other", "mean", "all"] == pytest.approx(tables["chur"]["other"].mean())
+
+
+def test_other_columns_are_no_near_copies():
+    """Equal, constant, correlated and independent ones, and those that differ in more rows."""
+    random = np.random.default_rng(0)
+    x = random.normal(60, 10, 300)
+    flags = random.integers(0, 2, (4, 300))
+    table = {"x": x, "same": x, "unit": 0.1 * x, "noisy": x + random.normal(0, 3, 300)}
+    table |= {"beds": np.full(300, 12.0), "three": np.where(np.arange(300) < 3, 0.0, x)}
+    table |= {f"flag {k}": flag for k, flag in enumerate(flags)}
+    table |= {"rare": np.arange(300) < 4, "other rare": np.arange(300) > 295}
+    table |= {"word": ["a", "b", "c"] * 100, "beds with gap": [np.nan] + [12.0] * 299}
+    assert near_copies(columns_of(pd.DataFrame(table)), 3) == {}
+    table["late"] = np.where(np.arange(300) == 299, 0.0, x)
+    assert near_copies(columns_of(pd.DataFrame(table)), 3) == {"late": "x"}

@@ -44,14 +44,21 @@ def describe(args: Namespace) -> None:
     described = describe_tables(named, columns, rules)
     head = ("column", "statistic", *named, ALL_CLIENTS)
     legend = (
-        f"- is a number of fewer than {rules.min_level_rows} rows, or would reveal one; a quantile "
-        "is within its error"
+        f"- is a number of fewer than {rules.min_level_rows} rows, or would reveal one, or has an "
+        "error above one sd; numbers with ± are within this error; do not publish descriptions of "
+        "tables that differ in a few rows: differences reveal them"
     )
-    lacking = clients_without_moments(described, [*named])
+    lacking = clients_without_moments(described.entries, [*named])
     lines = [f"{name}: all is without {listed(some)}" for name, some in lacking.items()]
+    lines += [
+        f"{client}: {later} is suppressed, as it equals {earlier}, or a linear function of it, in "
+        f"all but fewer than {rules.min_level_rows} rows"
+        for client, copies in described.near_copies.items()
+        for later, earlier in copies.items()
+    ]
     lines += [f"{one.file}: {one.column} {one.text}" for one in notes] + other_words
     lines += [f"{Path(path).name}: {form}" for path, form in formats.items() if not form.is_usual]
-    printed = text_tables.table(head, table_rows(described, [*named]))
+    printed = text_tables.table(head, table_rows(described.entries, [*named]))
     show("\n".join([printed, legend, *lines]))
 
 

@@ -12,17 +12,23 @@ beyond the last; and counts of levels. The limits are those of a site's rules:
   `min_level_rows` rows, of numbers that are equal but for fewer than `min_rows`, or of which fewer
   than `min_level_rows` have more than `max_share` of the squared deviations. "all" is then that of
   the other clients.
+- From 1 to `min_level_rows` - 1 missing values are suppressed as a rare level is. The number of
+  values is then within an error, as the number of rows follows from other columns.
+- A column that determines another one but for fewer than `min_level_rows` rows, such as its copy in
+  another unit, has neither moments nor levels: differences of sums would be those of these rows.
 
-Numbers of missing values are exact, and one description is safe, not several of tables that differ
-in a few rows.
+Differences of sums can still reveal rows: of two descriptions of tables that differ in a few rows,
+of more than two columns, such as a total and its parts, and of means of whole numbers, from which
+the number of values may follow.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, inf, sqrt
+from decimal import ROUND_CEILING, Context
+from math import ceil, floor, inf, log10, sqrt
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +36,7 @@ from numpy.typing import NDArray
 
 from pyrofl.data.tables.column_summary import ColumnMoments
 from pyrofl.data.tables.columns import Column
+from pyrofl.data.tables.near_copies import near_copies
 from pyrofl.data.tables.row_checks import share_of_largest
 
 ALL_CLIENTS = "all"
@@ -68,11 +75,26 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Description:
+    """Numbers of a description, and the columns that it suppresses as near copies.
+
+    Attributes:
+        entries: the numbers, by column, statistic and client.
+        near_copies: client -> column without moments and levels -> the column that it nearly
+            equals, see `near_copies`.
+    """
+
+    entries: tuple[Entry, ...]
+    near_copies: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
 class NumbersReport:
     """What a client reports on a column of numbers; moments are None if they reveal a row."""
 
-    missing: int | None  # None for a few values
+    missing: int | None  # None for a few values, or a few missing ones
     count: int | None  # None for a few
+    count_error: int
     moments: ColumnMoments | None
 
 
@@ -87,7 +109,7 @@ class LevelsReport:
 
 def describe_tables(
     tables: Mapping[str, Mapping[str, Column]], columns: Sequence[str], limits: Limits
-) -> tuple[Entry, ...]:
+) -> Description:
     """Return the description of columns by client and of all rows, from the clients' reports.
 
     Args:
@@ -104,8 +126,11 @@ def describe_tables(
             "expected another name"
         )
     entries: list[Entry] = []
+    used = {client: {name: table[name] for name in columns} for client, table in tables.items()}
+    copies = {client: near_copies(table, limits.min_level_rows) for client, table in used.items()}
     for name in columns:
-        parts = {client: table[name] for client, table in tables.items()}
+        parts = {client: table[name] for client, table in used.items()}
+        hidden = {client for client, originals in copies.items() if name in originals}
         numeric = [column.is_numeric for column in parts.values() if not column.gaps.all()]
         if numeric and all(numeric):
             for client, column in parts.items():
@@ -114,21 +139,32 @@ def describe_tables(
                         f"{client}: {column.first(column.odd)}, where other cells are numbers; "
                         "expected numbers of at most 3.4e+38: correct it, see pyrofl check"
                     )
-            entries += _of_numbers(name, parts, limits)
+            entries += _of_numbers(name, parts, limits, hidden)
         else:
-            reports = {c: levels_report(column, limits) for c, column in parts.items()}
+            reports = {c: levels_report(one, limits, c in hidden) for c, one in parts.items()}
             entries += _of_levels(name, reports)
-    return tuple(entries)
+    return Description(tuple(entries), {client: some for client, some in copies.items() if some})
 
 
-def numbers_report(column: Column, limits: Limits) -> NumbersReport:
-    """Return a client's report on a column of numbers."""
-    values = column.numbers[~np.isnan(column.numbers)]
-    missing = len(column.words) - len(values)
+def numbers_report(column: Column, limits: Limits, is_hidden: bool = False) -> NumbersReport:
+    """Return a client's report on a column of numbers, without moments if it is hidden."""
+    values, total = column.numbers[~np.isnan(column.numbers)], len(column.words)
+    missing, fewest = total - len(values), limits.min_level_rows
     if 0 < len(values) < limits.min_rows:
-        return NumbersReport(None, None, None)
-    reveals = not len(values) or is_dominated(values, limits)
-    return NumbersReport(missing, len(values), None if reveals else ColumnMoments.of(values))
+        return NumbersReport(None, None, 0, None)
+    is_safe = len(values) and not is_hidden and not is_dominated(values, limits)
+    moments = ColumnMoments.of(values) if is_safe else None
+    if not is_few(missing, fewest):
+        return NumbersReport(missing, len(values), 0, moments)
+    return NumbersReport(None, total - fewest // 2, max(1, (fewest - 1) // 2), moments)
+
+
+def is_few(missing: int, fewest: int) -> bool:
+    """Return whether a number of missing values is suppressed: from 1 to `fewest` - 1.
+
+    If that is 1 alone, 0 is suppressed, too.
+    """
+    return int(fewest > 2) <= missing < fewest and fewest > 1
 
 
 def is_dominated(values: Numbers, limits: Limits) -> bool:
@@ -175,11 +211,12 @@ def bound_counts(values: Numbers, grid: Numbers, min_count: int) -> BoundCounts:
     return tuple(result)
 
 
-def levels_report(column: Column, limits: Limits) -> LevelsReport:
-    """Return a client's report on a column of categories."""
-    counts, missing = Counter(column.words[~column.gaps].tolist()), int(column.gaps.sum())
+def levels_report(column: Column, limits: Limits, is_hidden: bool = False) -> LevelsReport:
+    """Return a client's report on a column of categories, without counts if it is hidden."""
+    counts, gaps = Counter(column.words[~column.gaps].tolist()), int(column.gaps.sum())
     total, fewest = sum(counts.values()), limits.min_level_rows
-    if 0 < total < limits.min_rows or len(counts) > limits.max_levels:
+    missing = None if is_few(gaps, fewest) else gaps
+    if 0 < total < limits.min_rows or len(counts) > limits.max_levels or is_hidden:
         return LevelsReport(missing if total >= limits.min_rows else None, {}, True)
     rare = {
         level
@@ -187,7 +224,8 @@ def levels_report(column: Column, limits: Limits) -> LevelsReport:
         if count < fewest or len(level) > limits.max_level_characters
     }
     left = sorted(counts.keys() - rare, key=lambda level: (counts[level], level))
-    if left and _follow_from_total([counts[level] for level in rare], fewest):
+    suppressed = [counts[level] for level in rare] + ([gaps] if missing is None else [])
+    if left and _follow_from_total(suppressed, fewest):
         rare.add(left[0])
     shown = {level: count for level, count in counts.items() if level not in rare}
     return LevelsReport(missing, shown, bool(rare))
@@ -199,18 +237,25 @@ def _follow_from_total(hidden: Sequence[int], fewest: int) -> bool:
     return bool(hidden) and (sum(hidden) < fewest or sum(hidden) in (smallest, largest))
 
 
-def _of_numbers(name: str, parts: Mapping[str, Column], limits: Limits) -> list[Entry]:
-    """Return the description of a column of numbers, by two exchanges with the clients."""
-    reports = {client: numbers_report(column, limits) for client, column in parts.items()}
+def _of_numbers(
+    name: str, parts: Mapping[str, Column], limits: Limits, hidden: Collection[str]
+) -> list[Entry]:
+    """Return the description of a column of numbers, by two exchanges with the clients.
+
+    It has no moments of the clients that are hidden.
+    """
+    reports = {c: numbers_report(column, limits, c in hidden) for c, column in parts.items()}
     moments = {c: one.moments for c, one in reports.items() if one.moments is not None}
     pooled = sum(moments.values(), ColumnMoments())
     every = {**moments, ALL_CLIENTS: pooled} if moments else {}
     entries = _with_total(name, "missing", {c: one.missing for c, one in reports.items()})
     for client in [*reports, ALL_CLIENTS]:
         own = every.get(client)
-        count = reports[client].count if client in reports else pooled.count
-        sd = None if own is None or own.count < 2 else sqrt(own.squares / (own.count - 1))
-        entries.append(Entry(name, "n", client, count))
+        sd = None if own is None or own.count < 2 else _sd(own)
+        counted = [reports[one] for one in ([client] if client in reports else moments)]
+        numbers = [one.count for one in counted if one.count is not None]
+        count = sum(numbers) if len(numbers) == len(counted) else None
+        entries.append(Entry(name, "n", client, count, sum(one.count_error for one in counted)))
         entries.append(Entry(name, "mean", client, None if own is None else own.mean))
         entries.append(Entry(name, "sd", client, sd))
     if not moments:
@@ -228,9 +273,14 @@ def _of_numbers(name: str, parts: Mapping[str, Column], limits: Limits) -> list[
     return entries
 
 
+def _sd(moments: ColumnMoments) -> float:
+    """Return the standard deviation; 0 of one number."""
+    return sqrt(moments.squares / max(moments.count - 1, 1))
+
+
 def _grid(moments: ColumnMoments) -> Numbers:
     """Return the bounds of a common grid, by the mean and sd of all rows."""
-    step = sqrt(moments.squares / max(moments.count - 1, 1)) / BOUNDS_PER_SD
+    step = _sd(moments) / BOUNDS_PER_SD
     half = GRID_SDS * BOUNDS_PER_SD
     return np.array([moments.mean + place * step for place in range(-half, half + 1)])
 
@@ -244,10 +294,12 @@ def _quantile(
     moments: Mapping[str, ColumnMoments],
     grid: Numbers,
 ) -> Entry:
-    """Return the middle of the interval that holds a quantile, as of pandas, and its half-width.
+    """Return the middle of the interval that holds a quantile, and its half-width.
 
-    The value of rank k, from 0, is above a bound if at most k values can be at most the bound, and
-    at most the bound if at least k + 1 values are.
+    The interval holds both numbers between which a quantile lies by any usual definition, such as
+    "linear" and "inverted_cdf" of NumPy. The value of rank k, from 0, is above a bound if at most k
+    values can be at most the bound, and at most the bound if at least k + 1 values are. Wider than
+    two standard deviations, it says nothing, and the quantile is None.
     """
     if client in moments and not moments[client].squares:
         return Entry(name, statistic, client, moments[client].mean)
@@ -264,6 +316,8 @@ def _quantile(
     if not total or not len(above) or not len(below):
         return Entry(name, statistic, client, None, inf)
     ends = grid[above[-1]], grid[below[0]]
+    if ends[1] - ends[0] > 2 * _sd(moments[client]):
+        return Entry(name, statistic, client, None, inf)
     return Entry(name, statistic, client, float(sum(ends) / 2), float(ends[1] - ends[0]) / 2)
 
 
@@ -304,6 +358,20 @@ def _cell(entry: Entry | None) -> str:
     """Return a number, with its possible error, or a dash if it is suppressed."""
     if entry is None or entry.value is None:
         return "-"
-    if not entry.error:
-        return f"{entry.value:.4g}"
-    return f"{entry.value:.4g} ± {entry.error:.1g}"
+    number = f"{entry.value}" if isinstance(entry.value, int) else f"{entry.value:.4g}"
+    return _with_error(entry.value, entry.error) if entry.error else number
+
+
+def _with_error(value: float, error: float) -> str:
+    """Return a number with its largest possible error, which includes the rounding of both.
+
+    >>> _with_error(34.94, 2.06), _with_error(1234567.0, 12.0), _with_error(78, 1)
+    ('34.94 ± 2.1', '1234567 ± 12', '78 ± 1')
+    """
+    size = floor(log10(abs(value))) if value else 0
+    digits = max(4, size - floor(log10(error)) + 2)
+    number = f"{value:.{digits}g}"
+    largest = Context(prec=2, rounding=ROUND_CEILING).create_decimal(
+        error + abs(float(number) - value)
+    )
+    return f"{number} ± {float(largest):.2g}"
