@@ -16,7 +16,8 @@ from module_imports import FILES, PACKAGE, part, reached, read
 
 ROOT = PACKAGE.parent
 TABLES = "preprocessor columns column_summary row_checks data_quality array_checks owners units "
-TABLES += "table_files feature_selection holdout file_checks description dictionary"
+TABLES += "table_files feature_selection holdout file_checks description dictionary "
+TABLES += "cross_tables"
 SATELLITES: dict[str, tuple[str, ...]] = {
     "acceleration": ("inference.acceleration",),
     "validation": ("inference.validation",),
@@ -28,7 +29,7 @@ SATELLITES: dict[str, tuple[str, ...]] = {
     "deployment": (
         *("inference.transport", "flower", "models.regression.remote"),
         *("models.regression.rule_checks", "models.regression.rehearsal"),
-        "models.regression.kaplan_meier",
+        *("models.regression.kaplan_meier", "cli.commands.describe"),
     ),
     "conformal": ("inference.conformal",),
     "checks": ("inference.checks", "inference.reference"),

@@ -101,6 +101,9 @@ DESCRIBE_OPTIONS: tuple[CommandOption, ...] = (
         "Columns to describe (default: those of the study, or that most files have).",
     ),
     CommandOption(
+        "--cross COLUMN,COLUMN", TEXT, "Two columns whose pairs of levels are counted, too."
+    ),
+    CommandOption(
         "--study FILE.yaml", PATH, "Study file, whose dictionary names columns and levels."
     ),
     CommandOption(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyrofl.cli.commands.check import format_options, stop
 from pyrofl.data.tables.columns import Column
+from pyrofl.data.tables.cross_tables import describe_cross_table
 from pyrofl.data.tables.description import (
     ALL_CLIENTS,
     clients_without_moments,
@@ -34,6 +35,10 @@ def describe(args: Namespace) -> None:
         columns = tuple(n for n in project.used_columns if n not in (client, project.client_name))
     tables, formats, problems = read_tables(files, client, **format_options(args))
     columns, entries = columns or usual_columns(tables), project.columns if project else {}
+    pair = tuple(args.cross.split(",")) if args.cross else ()
+    if pair and len(set(pair)) != 2:
+        raise ValueError(f"--cross is {args.cross!r}; expected two columns, such as sex,arm")
+    columns = tuple(dict.fromkeys((*columns, *pair)))
     spellings = list(problems)
     used = match_columns(tables, columns, entries, spellings)
     notes = [one for one in spellings if one.cure == f"rename it {one.column}"]
@@ -42,6 +47,8 @@ def describe(args: Namespace) -> None:
     used, other_words = _spelled(used, entries)
     named = {name if client else Path(name).stem: table for name, table in used.items()}
     described = describe_tables(named, columns, rules)
+    if len(pair) == 2:
+        described += describe_cross_table(named, pair, rules)
     head = ("column", "statistic", *named, ALL_CLIENTS)
     legend = (
         f"- is a number of fewer than {rules.min_level_rows} rows, or would reveal one, or has an "

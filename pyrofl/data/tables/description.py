@@ -248,7 +248,7 @@ def _of_numbers(
     moments = {c: one.moments for c, one in reports.items() if one.moments is not None}
     pooled = sum(moments.values(), ColumnMoments())
     every = {**moments, ALL_CLIENTS: pooled} if moments else {}
-    entries = _with_total(name, "missing", {c: one.missing for c, one in reports.items()})
+    entries = with_total(name, "missing", {c: one.missing for c, one in reports.items()})
     for client in [*reports, ALL_CLIENTS]:
         own = every.get(client)
         sd = None if own is None or own.count < 2 else _sd(own)
@@ -323,21 +323,21 @@ def _quantile(
 
 def _of_levels(name: str, reports: Mapping[str, LevelsReport]) -> list[Entry]:
     """Return the description of a column of categories."""
-    entries = _with_total(name, "missing", {c: one.missing for c, one in reports.items()})
+    entries = with_total(name, "missing", {c: one.missing for c, one in reports.items()})
     levels = sorted({level for one in reports.values() for level in one.counts})
     for level in levels:
         counts: dict[str, float | None] = {
             client: None if one.rare and level not in one.counts else one.counts.get(level, 0)
             for client, one in reports.items()
         }
-        entries += _with_total(name, level, counts)
+        entries += with_total(name, level, counts)
     if any(one.rare for one in reports.values()):
         rest = {c: None if one.rare else 0.0 for c, one in reports.items()}
-        entries += _with_total(name, RARE_LEVELS, rest)
+        entries += with_total(name, RARE_LEVELS, rest)
     return entries
 
 
-def _with_total(name: str, level: str, counts: Mapping[str, float | None]) -> list[Entry]:
+def with_total(name: str, level: str, counts: Mapping[str, float | None]) -> list[Entry]:
     """Return the counts of a level by client and their sum, which is None if one is suppressed."""
     values = [count for count in counts.values() if count is not None]
     total = sum(values) if len(values) == len(counts) else None
