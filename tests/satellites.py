@@ -17,7 +17,7 @@ from module_imports import FILES, PACKAGE, part, reached, read
 ROOT = PACKAGE.parent
 TABLES = "preprocessor columns column_summary row_checks data_quality array_checks owners units "
 TABLES += "table_files feature_selection holdout file_checks description dictionary "
-TABLES += "cross_tables"
+TABLES += "cross_tables near_copies"
 SATELLITES: dict[str, tuple[str, ...]] = {
     "acceleration": ("inference.acceleration",),
     "validation": ("inference.validation",),

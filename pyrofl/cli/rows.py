@@ -92,7 +92,7 @@ CHECK_OPTIONS: tuple[CommandOption, ...] = (
 )
 DESCRIBE_OPTIONS: tuple[CommandOption, ...] = (
     CommandOption(
-        "path PATH", PATH, "Folder with a CSV file of each client, or files with commas."
+        "paths PATH", PATH | {"nargs": "+"}, "CSV file of each client, or a folder of them."
     ),
     CommandOption("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     CommandOption(

@@ -397,3 +397,59 @@ def test_other_columns_are_no_near_copies():
     assert near_copies(columns_of(pd.DataFrame(table)), 3) == {}
     table["late"] = np.where(np.arange(300) == 299, 0.0, x)
     assert near_copies(columns_of(pd.DataFrame(table)), 3) == {"late": "x"}
+
+
+def write(folder, **texts):
+    """Write files by name; return their paths."""
+    for name, text in texts.items():
+        (folder / f"{name}.csv").write_text(text)
+    return [str(folder / f"{name}.csv") for name in texts]
+
+
+def rows_of(header, count=12, separator=","):
+    lines = [separator.join(str(50 + (7 * k + 3 * j) % 40) for j in range(2)) for k in range(count)]
+    return "\n".join([header, *lines]) + "\n"
+
+
+def test_headers_that_are_nearly_alike_are_described_and_others_named(tmp_path, capsys):
+    """In several paths: by case and blanks in one line, a misspelt one as left out."""
+    paths = write(tmp_path, x=rows_of("Age , creatinine"), y=rows_of("age;creatinin", 12, ";"))
+    assert main(["describe", *paths]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"Age +mean +\d", printed)
+    assert "y.csv: Age is called 'age'" in printed
+    assert "x.csv: left out, as not in most files: creatinine (nearly creatinin)" in printed
+    assert main(["check", *paths]) == 2
+    assert "creatinin (nearly creatinine)" in capsys.readouterr().out
+    paths = write(tmp_path, x=rows_of("sbp,note"), y=rows_of("age,weight"))
+    for command in ("describe", "check"):
+        assert main([command, ",".join(paths)]) == 2
+        assert "have no column that most of them have" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["-9"] * 3, ["<5"] * 30, ["1e301"] * 30, ["low"] * 30],
+    ids=["code", "limit", "large", "word"],
+)
+def test_columns_that_the_check_questions_are_named_without_their_cells(cells, tmp_path, capsys):
+    lines = ["crp,age", *(f"{k + 2},{50 + k}" for k in range(20)), *(f"{w},50" for w in cells)]
+    (path,) = write(tmp_path, bern="\n".join(lines) + "\n")
+    assert main(["describe", path]) == 0
+    printed = capsys.readouterr().out
+    assert "crp: pyrofl check lists 1 problem in bern.csv" in printed
+    assert "age: pyrofl" not in printed
+    if cells[0] != "low":
+        assert cells[0] not in printed.split("crp: pyrofl")[1]
+    assert main(["check", path]) == 2
+    assert re.search(r"bern.csv +crp ", capsys.readouterr().out)
+
+
+def test_a_file_or_a_client_is_described_once(tmp_path, capsys):
+    (path,) = write(tmp_path, bern=rows_of("age,crp"))
+    assert main(["describe", path, path]) == 2
+    assert f"{path} is named twice; expected each file once" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (other,) = write(tmp_path / "other", bern=rows_of("age,crp", 14))
+    assert main(["describe", path, other]) == 2
+    assert "are both of client bern; expected other names" in capsys.readouterr().err

@@ -103,6 +103,12 @@ FAULTS = {
         "as if they had another unit",
         "one unit in all clients: convert the column",
     ),
+    "too large": (
+        lambda t: first(t, "age", "1e301"),
+        "age",
+        "has 1e301 in line 2, which is too large",
+        "write numbers of at most 3.4e+38",
+    ),
     "dates": (
         lambda t: t | {"age": [f"{1 + k % 28}.03.195{k % 9}" for k in range(N)]},
         "age",
@@ -265,3 +271,35 @@ def test_files_of_one_name_are_checked_apart(tmp_path):
     report = check_files(paths, NEEDED)
     assert [one.file for one in report.problems if not one.is_warning] == [paths[0]]
     assert len(report.guesses) == 2
+
+
+@pytest.mark.parametrize("name", ["all", "-rf", "q,r"])
+def test_names_that_no_client_may_have_are_problems(name, tmp_path, capsys):
+    """Of files and of clients in a column, in both commands."""
+    path = write(tmp_path, name, cells(0))
+    paths = [path] if "," not in name else [str(tmp_path)]
+    for command in ("check", "describe"):
+        assert main([command, *paths]) == 2
+        assert f"a client is called {name!r}, " in capsys.readouterr().out
+    ward = [f'"{name}"'] * N
+    (problem,) = check_files(
+        [write(tmp_path, "w", {"ward": ward, **cells(0)})], NEEDED, client="ward"
+    ).problems
+    assert problem.text.startswith(f"a client is called {name!r}, ")
+
+
+def test_files_that_start_with_a_dot_are_named(tmp_path):
+    write(tmp_path, "bern", cells(0))
+    write(tmp_path, "..x", cells(1))
+    with pytest.warns(UserWarning, match=r"\.\.x\.csv not read; rename tables that start with"):
+        assert main(["check", str(tmp_path)]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "content", [bytes(range(256)) * 4, b"PK\x03\x04" + bytes(50), b"a,b\n\x90,1\n"]
+)
+def test_a_file_that_is_no_text_is_named(content, tmp_path):
+    (tmp_path / "x.csv").write_bytes(content)
+    (problem,) = check_files([str(tmp_path / "x.csv")]).problems
+    assert problem[:3] == ("x.csv", "", "is no text table")
+    assert "save it as CSV UTF-8" in problem.cure

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pyrofl.data.tables.file_checks import Problem, check_files
-from pyrofl.data.tables.table_files import files_of
+from pyrofl.data.tables.table_files import files_of_each
 from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments.console import REFUSED, Stopped, show
 from pyrofl.files import text_tables
@@ -17,9 +16,7 @@ from pyrofl.models.regression.used_columns import formula_columns, number_column
 
 def check(args: Namespace) -> None:
     """Print format and problems of each file; end with exit code 2 if there are problems."""
-    files = [
-        file for path in args.files for file in (files_of(path) if os.path.isdir(path) else [path])
-    ]
+    files = files_of_each(args.files)
     columns = tuple((args.columns or "").split(",")) if args.columns else ()
     numbers: list[str] = []
     if args.formula:

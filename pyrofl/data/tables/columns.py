@@ -118,7 +118,7 @@ class Column:
             return
         for is_such, expected in (
             (DECIMAL_COMMA.fullmatch, "a full stop before decimals, as in 1.5"),
-            (_exceeds_single, f"numbers of at most {MAX_NUMBER:.1e}: use a larger unit"),
+            (exceeds_single, f"numbers of at most {MAX_NUMBER:.1e}: use a larger unit"),
         ):
             is_unreadable = np.array([bool(is_such(word)) for word in self.words])
             if is_unreadable.any() and 2 * is_unreadable.sum() >= (~self.gaps).sum():
@@ -222,7 +222,7 @@ def number(word: str) -> float:
     return value if plain and abs(value) <= MAX_NUMBER else nan
 
 
-def _exceeds_single(word: str) -> bool:
+def exceeds_single(word: str) -> bool:
     """Return whether a cell is a finite number that float32 cannot hold."""
     try:
         return MAX_NUMBER < abs(float(word)) < inf and "_" not in word

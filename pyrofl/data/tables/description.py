@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from pyrofl.data.tables.column_summary import ColumnMoments
 from pyrofl.data.tables.columns import Column
 from pyrofl.data.tables.near_copies import near_copies
+from pyrofl.data.tables.owners import ALL_CLIENTS, name_problem
 from pyrofl.data.tables.row_checks import share_of_largest
 
-ALL_CLIENTS = "all"
 RARE_LEVELS = "rare levels"
 QUANTILES = {"25 %": 0.25, "median": 0.5, "75 %": 0.75}
 BOUNDS_PER_SD, GRID_SDS = 20, 6  # of the grid: bounds in a standard deviation, and its half-width
@@ -118,13 +118,11 @@ def describe_tables(
         limits: rules of the clients' site.
 
     Raises:
-        ValueError: if a column of numbers has a cell that is none, or a client is called "all".
+        ValueError: if a column of numbers has a cell that is none, or a client has a name that
+            none may have, such as "all".
     """
-    if ALL_CLIENTS in tables:
-        raise ValueError(
-            f"a client is called {ALL_CLIENTS!r}, like the column of all rows; "
-            "expected another name"
-        )
+    if text := next(filter(None, map(name_problem, tables)), ""):
+        raise ValueError(f"{text}; expected another name")
     entries: list[Entry] = []
     used = {client: {name: table[name] for name in columns} for client, table in tables.items()}
     copies = {client: near_copies(table, limits.min_level_rows) for client, table in used.items()}
@@ -298,8 +296,8 @@ def _quantile(
 
     The interval holds both numbers between which a quantile lies by any usual definition, such as
     "linear" and "inverted_cdf" of NumPy. The value of rank k, from 0, is above a bound if at most k
-    values can be at most the bound, and at most the bound if at least k + 1 values are. Wider than
-    two standard deviations, it says nothing, and the quantile is None.
+    values can be at most the bound, and at most the bound if at least k + 1 values are. If it is
+    wider than two standard deviations, the quantile is None.
     """
     if client in moments and not moments[client].squares:
         return Entry(name, statistic, client, moments[client].mean)

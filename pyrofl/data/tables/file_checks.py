@@ -21,13 +21,17 @@ from pyrofl.arguments import composed
 from pyrofl.data.tables.column_summary import summarize_values
 from pyrofl.data.tables.columns import (
     DECIMAL_COMMA,
+    MAX_NUMBER,
     Column,
+    Rows,
     column_of,
+    exceeds_single,
     is_missing,
     tables_by_client,
 )
 from pyrofl.data.tables.data_quality import (
     FORMS,
+    MAX_CODE_VALUES,
     code_of,
     code_warning,
     key_of,
@@ -36,6 +40,7 @@ from pyrofl.data.tables.data_quality import (
     spellings,
 )
 from pyrofl.data.tables.dictionary import ColumnEntry, dictionary_problems, near_header
+from pyrofl.data.tables.owners import name_problem
 from pyrofl.data.tables.row_checks import MIN_ROWS, frame_copy_warnings
 from pyrofl.data.tables.table_files import read_file
 from pyrofl.data.tables.units import unit_warning
@@ -91,7 +96,8 @@ class FilesReport:
     """Result of a check of files.
 
     Attributes:
-        guesses: file by file, numbers of rows and format.
+        guesses: columns that are not checked, as they are not in most files; then, file by file,
+            numbers of rows and format.
         problems: all problems, by file.
     """
 
@@ -135,18 +141,20 @@ def check_files(
     for path, form in formats.items():
         if not form.is_usual:
             problems.append(Problem(names[path], "", f"has {form}", cure))
-    needed = tuple(name for name in needed if name != client) or usual_columns(files)
+    given = tuple(name for name in needed if name != client)
+    needed = given or usual_columns(files, problems)
     used = match_columns(files, needed, entries, problems)
     for column in needed:
         parts = {name: table[column] for name, table in used.items() if column in table}
         entry = entries.get(column) or (ColumnEntry("number") if column in numbers else None)
-        problems += _of_column(column, parts, entry)
+        problems += column_problems(column, parts, entry)
     problems += _copies(used)
     if len(frames := _frames(files)) > 0:
         texts = map(_split, frame_copy_warnings(frames))
         problems += [Problem(ALL_FILES, "", *each, is_warning=True) for each in texts]
     forms = {names[path]: f"; {form}" for path, form in formats.items()}
-    guesses = [
+    guesses = [] if given else left_out_columns(files, used)
+    guesses += [
         f"{name}: {_size(table)}{forms.get(_file_of(files[name]), '')}"
         for name, table in used.items()
     ]
@@ -183,6 +191,10 @@ def read_tables(
                 table = _read(path, name, formats[path], na, problems)
         except OSError as error:
             problems.append(Problem(name, "", f"{path} cannot be read: {error.strerror}", ""))
+        except UnicodeError:
+            formats.pop(path, None)
+            cure = "save it as CSV UTF-8, or name its encoding by --encoding"
+            problems.append(Problem(name, "", "is no text table", cure))
         except (ValueError, csv.Error) as error:
             problems.append(Problem(name, "", f"cannot be read: {error}", "save it as CSV UTF-8"))
         else:
@@ -190,7 +202,11 @@ def read_tables(
                 problems.append(Problem(name, "", "is empty", "replace it, or leave it out"))
                 continue
             table = {n: replace(column, file=name) for n, column in table.items()}
-            tables |= tables_by_client(table, client, tables) if client else {name: table}
+            parts = tables_by_client(table, client, tables) if client else {name: table}
+            for one in parts:
+                if text := name_problem(one if client else Path(path).stem):
+                    problems.append(Problem(name, client, text, "give it another name"))
+            tables |= parts
     return tables, formats, problems
 
 
@@ -216,9 +232,12 @@ def guess_format(
 
     Raises:
         OSError: if the file cannot be read.
+        UnicodeError: if it has zero bytes, as text has none.
     """
     with open(path, "rb") as file:
         start = file.read(1_000_000)
+    if not encoding and b"\0" in start and not start.startswith((*BYTE_ORDER_MARKS,)):
+        raise UnicodeError(f"{path} has zero bytes")
     encoding = encoding or _encoding(start)
     lines = start.decode(encoding, errors="replace").splitlines()[:NUM_SAMPLED_LINES]
     if not separator:
@@ -302,10 +321,55 @@ def _word(cell: str, decimal: str, na: Sequence[str]) -> str:
     return cell.replace(decimal, ".") if is_number else cell
 
 
-def usual_columns(files: Mapping[str, Mapping[str, Column]]) -> tuple[str, ...]:
-    """Return the columns that most files have."""
+def usual_columns(
+    files: Mapping[str, Mapping[str, Column]], problems: list[Problem]
+) -> tuple[str, ...]:
+    """Return the columns that most files have, by their usual spelling.
+
+    If there is none, this is added to the problems.
+    """
     counts = Counter(name for table in files.values() for name in table)
-    return tuple(name for name, count in counts.items() if 2 * count > len(files))
+    groups: dict[str, list[str]] = {}
+    for name in counts:
+        key = key_of(name)
+        is_twice = any(sum(key_of(n) == key for n in table) > 1 for table in files.values())
+        groups.setdefault(name if is_twice else key, []).append(name)
+    usual = tuple(
+        max(names, key=lambda name: counts[name])
+        for names in groups.values()
+        if 2 * sum(counts[name] for name in names) > len(files)
+    )
+    if files and not usual:
+        cure = "rename columns, or name them by --columns"
+        problems.append(Problem(ALL_FILES, "", "have no column that most of them have", cure))
+    return usual
+
+
+def left_out_columns(
+    files: Mapping[str, Mapping[str, Column]], used: Mapping[str, Mapping[str, Column]]
+) -> list[str]:
+    """Return a line for each file with columns that are not used, with names nearly like them.
+
+    Args:
+        files: file -> its columns.
+        used: file -> those that are used, also by another name, see `match_columns`.
+    """
+    places = {file: {id(column.words) for column in table.values()} for file, table in used.items()}
+    others = {
+        file: [name for name, column in table.items() if id(column.words) not in places[file]]
+        for file, table in files.items()
+    }
+    lines = list[str]()
+    for file, names in others.items():
+        words = list[str]()
+        for name in names:
+            elsewhere = {one for each in others.values() for one in each} - {*names}
+            keys = {key_of(one): one for one in sorted(elsewhere)}
+            near = get_close_matches(key_of(name), keys, 1, MIN_NAME_SIMILARITY)
+            words.append(f"{name} (nearly {keys[near[0]]})" if near else name)
+        if words:
+            lines.append(f"{file}: left out, as not in most files: {listed(words)}")
+    return lines
 
 
 def match_columns(
@@ -346,7 +410,7 @@ def _matched(
     return columns
 
 
-def _of_column(
+def column_problems(
     name: str, parts: Mapping[str, Column], entry: ColumnEntry | None
 ) -> Iterator[Problem]:
     """Yield the problems of a column in all files; its entry is that of a data dictionary."""
@@ -377,8 +441,11 @@ def _of_numbers(
     """
     is_open = entry is None or (isinf(entry.low) and isinf(entry.high))
     for file, column in parts.items():
-        if column.odd.any():
-            yield _of_texts(file, column)
+        is_large = _too_large(column)
+        if is_large.any():
+            yield _of_large(file, column, is_large)
+        if (is_text := column.odd & ~is_large).any():
+            yield _of_texts(file, column, is_text)
         values = column.numbers[~np.isnan(column.numbers)]
         if text := code_warning(name, [values]) if len(values) else "":
             is_far = is_open and (seen := code_of([values])) is not None and seen.is_far
@@ -393,9 +460,23 @@ def _of_numbers(
         yield Problem(ALL_FILES, name, *_split(_without_column(text, name)), is_warning=True)
 
 
-def _of_texts(file: str, column: Column) -> Problem:
-    """Return the problem of texts among numbers."""
-    words, places = column.words[column.odd].tolist(), column.places[column.odd].tolist()
+def _too_large(column: Column) -> Rows:
+    """Return which cells are numbers that float32 cannot hold: bool [N]."""
+    is_large: Rows = np.array([exceeds_single(word) for word in column.words], dtype=bool)
+    return is_large & column.odd
+
+
+def _of_large(file: str, column: Column, is_large: Rows) -> Problem:
+    """Return the problem of numbers that are too large."""
+    pairs = zip(column.words[is_large], column.places[is_large], strict=True)
+    cells = listed([f"{word} in {place}" for word, place in pairs], 3)
+    cure = f"write numbers of at most {MAX_NUMBER:.1e}, such as in a larger unit"
+    return Problem(file, column.name, f"has {cells}, which is too large", cure)
+
+
+def _of_texts(file: str, column: Column, is_text: Rows) -> Problem:
+    """Return the problem of texts among numbers, in the cells that are marked."""
+    words, places = column.words[is_text].tolist(), column.places[is_text].tolist()
     if all(FORMS["dates"].fullmatch(word) for word in words):
         cure = "write numbers, such as days since a date"
         return Problem(file, column.name, f"has dates such as {words[0]!r}", cure)
@@ -413,6 +494,10 @@ def _of_texts(file: str, column: Column) -> Problem:
 
 def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
     """Yield the problems of a column of categories: spellings of one word."""
+    large = {file: is_large for file, one in parts.items() if (is_large := _too_large(one)).any()}
+    if large:
+        yield from (_of_large(file, parts[file], cells) for file, cells in large.items())
+        return
     counts = {
         file: Counter(word for word in column.words.tolist() if not is_missing(word))
         for file, column in parts.items()
@@ -422,6 +507,12 @@ def _of_levels(name: str, parts: Mapping[str, Column]) -> Iterator[Problem]:
         problem, cure = _split(_without_column(text, name))
         yield Problem(ALL_FILES, name, problem, cure, is_warning=True)
         return
+    for file, column in parts.items():
+        values = column.numbers[~np.isnan(column.numbers)]
+        if len(np.unique(values)) > MAX_CODE_VALUES:
+            text = f"has {number_of(len(values), 'number')} in a column of text"
+            cure = "write numbers in all cells and files, or leave it out"
+            yield Problem(file, name, text, cure, is_warning=True)
     if len(owners) > MAX_LEVELS:
         return
     total = sum(counts.values(), Counter())

@@ -13,6 +13,23 @@ from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.user_warnings import warn_user
 
+ALL_CLIENTS = "all"  # of the column of all rows in printed tables
+
+
+def name_problem(name: str) -> str:
+    """Return why no client may have a name, or "".
+
+    >>> name_problem("bern"), name_problem("q,r")
+    ('', "a client is called 'q,r', and commas separate names")
+    """
+    reasons = {
+        ", like the column of all rows": name == ALL_CLIENTS,
+        ", and options start with a dash": name.startswith("-"),
+        ", and commas separate names": "," in name,
+    }
+    why = next((text for text, holds in reasons.items() if holds), "")
+    return f"a client is called {name!r}{why}" if why else ""
+
 
 def named_clients(table: Any, column: str, names: Sequence[str], client: str | None) -> list[str]:
     """Return the client that each row of a table names, or [] if the table lacks the column.

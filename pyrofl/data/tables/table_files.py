@@ -94,10 +94,12 @@ def files_of(path: str) -> list[str]:
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
-            names = [name for name in os.listdir(path) if not name.startswith(".")]
+            names = sorted(n for n in os.listdir(path) if n.lower().endswith(KINDS))
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        file_names = sorted(name for name in names if name.lower().endswith(KINDS))
+        if hidden := [name for name in names if name.startswith(".")]:
+            warn_user(f"{path}: {listed(hidden, 3)} not read; rename tables that start with a dot")
+        file_names = [name for name in names if name not in hidden]
         if not file_names:
             kinds = " or ".join(KINDS)
             raise ValueError(f"{path} is a folder without files; expected {kinds} in it")
@@ -105,6 +107,19 @@ def files_of(path: str) -> list[str]:
     if "," not in path or os.path.exists(path):
         return [path]
     return [part.strip() for part in path.split(",")]
+
+
+def files_of_each(paths: Sequence[str]) -> list[str]:
+    """Return the files that some paths name, see `files_of`.
+
+    Raises:
+        ValueError: if one is there twice.
+    """
+    files = [file for path in paths for file in files_of(path)]
+    counts = Counter(map(os.path.abspath, files))
+    if twice := [file for file in files if counts[os.path.abspath(file)] > 1]:
+        raise ValueError(f"{twice[0]} is named twice; expected each file once")
+    return files
 
 
 def _are_copies(one: Columns, other: Columns) -> bool:
