@@ -94,9 +94,11 @@ def files_of(path: str) -> list[str]:
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
-            names = sorted(n for n in os.listdir(path) if n.lower().endswith(KINDS))
+            listing = sorted(n for n in os.listdir(path) if n.lower().endswith(KINDS))
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        # Programs leave the others: "._x.csv" macOS, ".~lock.x.csv#" and ".~x.csv" spreadsheets.
+        names = [name for name in listing if not name.startswith(("._", ".~"))]
         if hidden := [name for name in names if name.startswith(".")]:
             warn_user(f"{path}: {listed(hidden, 3)} not read; rename tables that start with a dot")
         file_names = [name for name in names if name not in hidden]
