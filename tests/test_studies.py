@@ -92,6 +92,16 @@ def test_a_result_of_other_settings_or_defaults_is_stale():
     assert stale(study, [line | {"row": "gone"}]) == [(text, "no such run")]
 
 
+def test_a_figure_has_no_result_of_other_settings(capsys: pytest.CaptureFixture[str]):
+    study = STUDIES["fedabml", "table1_cifar"]
+    lines = lines_of("fedabml", "table1_cifar")
+    assert reproduce.todays_lines(study, "small", lines) == lines
+    assert capsys.readouterr().out == ""
+    old = [line | {"settings": line["settings"].replace("lr=", "lr=9")} for line in lines[:2]]
+    assert reproduce.todays_lines(study, "small", [*old, *lines]) == lines
+    assert "the figure is without 2 lines with other settings" in capsys.readouterr().out
+
+
 @every_study
 def test_results_say_how_they_were_made(paper: str, name: str):
     for line in lines_of(paper, name):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import cost
 import simulated_files
-from files import fill, read
+from files import Lines, fill, in_words, read
 from harness import PAPERS, SIZES, Study, chosen_lines, load
 
 from pyrofl import figures
@@ -89,6 +89,18 @@ def execute(
             fill(path, head, [(case, name, grid, seed)], measure, **about)
 
 
+def todays_lines(study: Study, size: str, lines: Lines) -> Lines:
+    """Return the lines with the settings of today; print how many others the file holds."""
+    runs, today = set(study.runs(size)), []
+    for line in lines:
+        cell = (line["case"], line["row"], line["grid"])
+        if cell in runs and line["settings"] == in_words(study.recorded(size, *cell)):
+            today.append(line)
+    if others := len(lines) - len(today):
+        print(f"the figure is without {others} lines with other settings: remove them from the CSV")
+    return today
+
+
 def predict(
     study: Study, size: str, data_dir: Path | None, path: Path, only: argparse.Namespace
 ) -> None:
@@ -147,7 +159,7 @@ def main() -> int:
             return 0
         seeds = args.seeds or list(SEEDS[args.size])
         execute(study, args.size, seeds, args.data_dir, path, args)
-        lines = chosen_lines(study, read(path))
+        lines = chosen_lines(study, todays_lines(study, args.size, read(path)))
         if not lines:
             reasons = sorted({case.untried for case in study.cases.values() if case.untried})
             print(f"no result of {args.study} at size {args.size}: {'; '.join(reasons)}")
