@@ -79,7 +79,7 @@ def test_what_is_in_a_file_is_not_run_again(tmp_path: Path, monkeypatch):
 
 def test_the_methods_that_beat_training_alone_are_those_of_the_table():
     text = " ".join((EXAMPLES / "NUMBERS.md").read_text().split())
-    (named,) = re.findall(r"methods are better than training alone: ([^.]+)\.", text)
+    (count, named) = re.findall(r"(\w+) methods are better than training alone: ([^.]+)\.", text)[0]
     table = text.partition("methods are better than training alone")[2].partition("CIFAR-10, 200")[
         0
     ]
@@ -90,8 +90,9 @@ def test_the_methods_that_beat_training_alone_are_those_of_the_table():
     }
     better = {name for name, value in best.items() if value > best["local"]}
     words = {word.replace("-", "").lower() for word in re.findall(r"[\w-]+", named)}
-    assert len(best) == 42
+    assert len(best) == 43
     assert words & best.keys() == better
+    assert (count, len(better)) == ("fifteen", 15)
 
 
 def test_the_methods_that_beat_training_alone_on_cifar_are_those_that_the_page_names():
