@@ -100,12 +100,43 @@ def test_no_small_cell_follows_from_totals_and_shown_cells():
     assert protected > 60
 
 
+def test_levels_that_a_description_suppresses_are_one_level():
+    """Else their names and counts would follow from the cells: 2 of "x", 9 of "b"."""
+    frames = hospitals()
+    arms = ["a"] * 25 + ["b"] * 9 + ["x"] * 2
+    frames["chur"] = pd.DataFrame({"sex": ["f", "m"] * 18, "arm": arms})
+    found = crossed(frames)
+    assert not any("x" in statistic for statistic, _ in found)
+    assert found["f, rare levels", "chur"] + found["m, rare levels", "chur"] == 11
+    assert found["f, a", "chur"] + found["m, a", "chur"] == 25
+    for sex in "fm":
+        assert found[f"{sex}, rare levels", "bern"] == 0
+        assert found[f"{sex}, b", "chur"] is None
+        assert found[f"{sex}, b", "all"] is None
+        assert found[f"{sex}, b", "basel"] > 2
+
+
+def test_a_table_of_a_near_copy_is_suppressed(tmp_path, capsys):
+    for name, frame in hospitals().items():
+        copy = frame.assign(flag=frame["sex"].fillna("f"), sex=frame["sex"].fillna("f"))
+        if name == "chur":
+            copy.loc[0, "flag"] = {"f": "m", "m": "f"}[copy.loc[0, "sex"]]
+        copy.to_csv(tmp_path / f"{name}.csv", index=False)
+    assert main(["describe", str(tmp_path), "--cross", "flag,arm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [line.split() for line in lines if line.startswith("column")]
+    cells = [line.split() for line in lines if line.startswith("flag and arm")]
+    assert len(cells) == 6
+    chur = head.index("chur") - len(head)  # from the right: statistics have blanks
+    assert {cell[chur] for cell in cells} == {"-"}
+
+
 def test_a_table_that_cannot_be_protected_is_suppressed():
     assert hidden_cells({("f", "a"): 2, ("f", "b"): 9}, 3) is None  # one row: cells are totals
     few = {name: frame[:4] for name, frame in hospitals().items()}
-    assert not crossed(few)
     names = {name: frame.assign(arm=range(len(frame))) for name, frame in hospitals().items()}
-    assert not crossed(names)
+    for frames in (few, names):
+        assert all("rare levels" in statistic for statistic, _ in crossed(frames))
 
 
 def test_the_command_prints_the_cross_table(tmp_path, capsys):

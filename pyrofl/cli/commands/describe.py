@@ -61,7 +61,10 @@ def describe(args: Namespace) -> None:
     named = used if client else _by_stem(used)
     described, names = describe_tables(named, needed, rules), [*named]
     if len(pair) == 2:
-        cells = describe_cross_table(named, pair, rules)
+        without = [
+            c for c, copies in described.near_copies.items() if not copies.keys().isdisjoint(pair)
+        ]
+        cells = describe_cross_table(named, pair, rules, without)
         described = replace(described, entries=(*described.entries, *cells))
     printed = text_tables.table(
         ("column", "statistic", *names, ALL_CLIENTS), table_rows(described.entries, names)

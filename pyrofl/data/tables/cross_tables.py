@@ -4,18 +4,25 @@ Totals of rows and columns may be known, as `description` reports the counts of 
 fewer than `min_level_rows` rows is suppressed, and others with it, until no such cell follows from
 the totals and the cells that are shown (Hundepool et al., Statistical Disclosure Control, Wiley
 2012, section 4.4). Cells without rows are shown. A table that cannot be protected so is suppressed.
+This holds for one table: several cross tables of the same rows can reveal more.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 
 import numpy as np
 
 from pyrofl.data.tables.columns import Column
-from pyrofl.data.tables.description import Entry, Limits, with_total
+from pyrofl.data.tables.description import (
+    RARE_LEVELS,
+    Entry,
+    Limits,
+    levels_report,
+    with_total,
+)
 
 Cell = tuple[str, str]
 
@@ -26,7 +33,10 @@ MIN_RANGE = 0.5  # of a small cell: whole numbers in a shorter range are known
 
 
 def describe_cross_table(
-    tables: Mapping[str, Mapping[str, Column]], pair: tuple[str, str], limits: Limits
+    tables: Mapping[str, Mapping[str, Column]],
+    pair: tuple[str, str],
+    limits: Limits,
+    without: Collection[str] = (),
 ) -> tuple[Entry, ...]:
     """Return the counts of pairs of levels by client and of all rows.
 
@@ -34,39 +44,53 @@ def describe_cross_table(
         tables: client -> its columns.
         pair: the two columns, which all clients have.
         limits: rules of the clients' site.
+        without: clients whose table is suppressed, as a description suppresses one of the columns.
     """
     first, second = pair
     shown = {
-        client: cross_counts(table[first], table[second], limits)
+        client: None if client in without else cross_counts(table[first], table[second], limits)
         for client, table in tables.items()
     }
     levels = [{cell[axis] for counts in shown.values() for cell in counts or ()} for axis in (0, 1)]
     entries: list[Entry] = []
     for cell in product(sorted(levels[0]), sorted(levels[1])):
-        counts = {c: None if own is None else own.get(cell, 0) for c, own in shown.items()}
+        counts = {client: _count_of(cell, own) for client, own in shown.items()}
         entries += with_total(" and ".join(pair), ", ".join(cell), counts)
     return tuple(entries)
 
 
-def cross_counts(first: Column, second: Column, limits: Limits) -> dict[Cell, int | None] | None:
-    """Return the counts of a client's pairs of levels; None is suppressed, as may be the table.
+def _count_of(cell: Cell, counts: Mapping[Cell, int | None] | None) -> int | None:
+    """Return a client's count of a cell; None if it is suppressed, or its level is a rare one."""
+    if counts is None or cell in counts:
+        return None if counts is None else counts[cell]
+    for axis in (0, 1):
+        levels = {one[axis] for one in counts}
+        if cell[axis] not in levels and RARE_LEVELS in levels:
+            return None
+    return 0
 
-    Missing values are a level, so that totals are the counts that a description shows.
-    """
-    words = (np.where(column.gaps, MISSING, column.words).tolist() for column in (first, second))
-    counts = Counter(zip(*words, strict=True))
-    levels = [{cell[axis] for cell in counts} for axis in (0, 1)]
-    longest = max((len(level) for some in levels for level in some), default=0)
-    if (
-        sum(counts.values()) < limits.min_rows
-        or max(map(len, levels)) > limits.max_levels
-        or longest > limits.max_level_characters
-    ):
-        return None
+
+def cross_counts(first: Column, second: Column, limits: Limits) -> dict[Cell, int | None] | None:
+    """Return the counts of a client's pairs of levels; None is suppressed, as may be the table."""
+    levels = (_levels_shown(column, limits) for column in (first, second))
+    counts = Counter(zip(*levels, strict=True))
     hidden = hidden_cells(counts, limits.min_level_rows)
     if hidden is None:
         return None
     return {cell: None if cell in hidden else n for cell, n in counts.items()}
+
+
+def _levels_shown(column: Column, limits: Limits) -> list[str]:
+    """Return the level of each row as a description shows it, so that totals are those shown there.
+
+    Missing values are a level, and all that a description suppresses are one.
+    """
+    report = levels_report(column, limits)
+    gap = RARE_LEVELS if report.missing is None else MISSING
+    return [
+        gap if is_gap else word if word in report.counts else RARE_LEVELS
+        for word, is_gap in zip(column.words.tolist(), column.gaps.tolist(), strict=True)
+    ]
 
 
 def hidden_cells(counts: Mapping[Cell, int], fewest: int) -> set[Cell] | None:
@@ -80,20 +104,19 @@ def hidden_cells(counts: Mapping[Cell, int], fewest: int) -> set[Cell] | None:
     if len(small) > MAX_SMALL_CELLS:
         return None
     hidden = set(small)
-    while known := next(_known_cells(counts, small, hidden), None):
-        others = [
-            cell
-            for cell in counts
-            if cell not in hidden and (cell[0] == known[0] or cell[1] == known[1])
-        ] or [cell for cell in counts if cell not in hidden]
+    while exposed := next(_exposed_cells(counts, small, hidden), None):
+        shown = [cell for cell in counts if cell not in hidden]
+        others = [c for c in shown if c[0] == exposed[0] or c[1] == exposed[1]] or shown
         if not others:
             return None
         hidden.add(min(others, key=lambda cell: (counts[cell], cell)))
     return hidden
 
 
-def _known_cells(counts: Mapping[Cell, int], small: set[Cell], hidden: set[Cell]) -> Iterator[Cell]:
-    """Yield small cells whose count follows from the totals of rows and columns."""
+def _exposed_cells(
+    counts: Mapping[Cell, int], small: set[Cell], hidden: set[Cell]
+) -> Iterator[Cell]:
+    """Yield small cells with only one count that agrees with the totals of rows and columns."""
     from scipy.optimize import linprog
 
     places = sorted(hidden)
