@@ -26,17 +26,26 @@ class BrokenRuleError(ValueError):
 
     Attributes:
         rule: name of the rule, such as "min-rows"; of several, the first.
-        for_server: a text without numbers and columns, which may be sent.
         every: the errors that this one joins; itself, of one rule.
     """
 
-    def __init__(
-        self, client: str, rule: str, text: str, joined: Sequence[BrokenRuleError] = ()
-    ) -> None:
-        super().__init__("; ".join(map(str, joined)) or f"{client}: rule {rule}: {text}")
-        self.rule, self.every = rule, tuple(joined) or (self,)
+    def __init__(self, client: str, rule: str, text: str) -> None:
+        super().__init__(f"{client}: rule {rule}: {text}")
+        self.rule = rule
+        self.every: tuple[BrokenRuleError, ...] = (self,)
+
+    @classmethod
+    def join(cls, errors: Sequence[BrokenRuleError]) -> BrokenRuleError:
+        """Return one error with the texts of several."""
+        joined = cls("", errors[0].rule, "")
+        joined.args, joined.every = ("; ".join(map(str, errors)),), tuple(errors)
+        return joined
+
+    @property
+    def for_server(self) -> str:
+        """Return a text without numbers and columns, which may be sent."""
         names = ", ".join(dict.fromkeys(one.rule for one in self.every))
-        self.for_server = f"the rules of this site forbid the study ({names})"
+        return f"the rules of this site forbid the study ({names})"
 
 
 def check_each(checks: Iterable[Callable[[], object]]) -> None:
@@ -48,7 +57,7 @@ def check_each(checks: Iterable[Callable[[], object]]) -> None:
         except BrokenRuleError as error:
             errors += error.every
     if errors:
-        raise errors[0] if len(errors) == 1 else BrokenRuleError("", errors[0].rule, "", errors)
+        raise errors[0] if len(errors) == 1 else BrokenRuleError.join(errors)
 
 
 @dataclass(frozen=True)

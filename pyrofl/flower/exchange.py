@@ -17,7 +17,7 @@ from pyrofl.files.run_folder import prepare
 from pyrofl.flower.apps import run_study
 from pyrofl.flower.commands import LOG_FILE, check, finish, kept, print_progress
 from pyrofl.flower.coordinator import ServerSettings
-from pyrofl.flower.file_transport import MESSAGES_FOLDER, SERVER, FileTransport
+from pyrofl.flower.file_transport import MESSAGES_FOLDER, SERVER, TAKEN_FOLDER, FileTransport
 from pyrofl.flower.project import Project, of_study
 from pyrofl.inference.transport.correction import RepliesNeeded
 from pyrofl.inference.transport.message_files import read_private_key, read_public_key
@@ -40,6 +40,8 @@ def exchange(args: Namespace) -> None:
     check(project, len(keys))
     out = Path(args.out or project.folder / "run").absolute()
     folder = Path(args.messages or out / MESSAGES_FOLDER)
+    if any(out.glob("*/run.json")) and not (out / TAKEN_FOLDER).exists():
+        raise ValueError(f"{out} has the results of another command; expected another --out")
     prepare(folder, overwrite=True)
     out.mkdir(parents=True, exist_ok=True)
 

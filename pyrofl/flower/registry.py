@@ -63,9 +63,9 @@ def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) 
 def _columns_warned_of(said: Flat, project: Project) -> tuple[str, ...]:
     """Return the columns that a site's check warns of; raise ValueError if they are odd."""
     columns: Any = said.get(WARNED)
-    known = {*project.used_columns, project.client_column, ""}
+    possible = {*project.used_columns, project.client_column, ""}
     if not isinstance(columns, tuple | list) or not all(
-        isinstance(one, str) and one in known for one in columns
+        isinstance(one, str) and one in possible for one in columns
     ):
         text = one_line(columns, MAX_QUOTED_CHARACTERS)
         raise ValueError(f"its check warns of {text}; expected columns of the study")

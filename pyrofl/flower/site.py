@@ -167,10 +167,13 @@ class Site:
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
             raise InvalidRequestError(f"{each}; expected the same project and versions at both")
-        found = [one for one in table_problems(self.project, [self.table]) if one.is_warning]
-        for one in found:
+        warnings = [one for one in table_problems(self.project, [self.table]) if one.is_warning]
+        for one in warnings:
             LOG.info("warning: %s", one_line(f"{one.column} {one.text}: {one.cure}".strip()))
-        sizes, warned = torch.tensor([*self.sizes.values()]), tuple({one.column for one in found})
+        sizes, warned = (
+            torch.tensor([*self.sizes.values()]),
+            tuple({one.column for one in warnings}),
+        )
         names = {"site": self.name, "names": tuple(self.sizes), "sizes": sizes}
         return names | {WARNED: tuple(sorted(warned))}
 

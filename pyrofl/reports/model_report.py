@@ -83,10 +83,10 @@ def with_units(
     head: Sequence[str], rows: Sequence[tuple[Any, ...]], units: Mapping[str, str]
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Return head and rows of a table of coefficients with a column of their units, if any."""
-    found = [unit_of(re.sub(r"^b\[(.+)\]$", r"\1", str(row[0])), units) for row in rows]
-    if not any(found):
+    texts = [unit_of(re.sub(r"^b\[(.+)\]$", r"\1", str(row[0])), units) for row in rows]
+    if not any(texts):
         return (*head,), [*rows]
-    lines = [(row[0], unit, *row[1:]) for row, unit in zip(rows, found, strict=True)]
+    lines = [(row[0], unit, *row[1:]) for row, unit in zip(rows, texts, strict=True)]
     return (head[0], "unit", *head[1:]), lines
 
 

@@ -610,6 +610,18 @@ def test_another_study_is_refused_once_a_site_has_replied(begun, capsys):
     assert begun.exchange() == 2
 
 
+def test_results_of_another_command_are_not_mixed_with_an_exchange(tmp_path, capsys):
+    by_files = ByFiles(tmp_path / "files", hospitals.project(tmp_path / "p"))
+    result = by_files.out / "pfedvem/run.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}")
+    assert by_files.exchange() == 2
+    said = capsys.readouterr().err
+    assert "out has the results of another command; expected another --out" in said
+    assert [path.name for path in by_files.out.iterdir()] == ["pfedvem"]
+    assert not by_files.messages.exists()
+
+
 def test_odd_options_of_the_server_are_refused(tmp_path, capsys):
     by_files = ByFiles(tmp_path / "files", hospitals.project(tmp_path / "p"))
     for words, text in (
