@@ -54,6 +54,8 @@ MAX_CELLS = 4_000_000  # numbers in a tensor
 MIN_EFFECTIVE_SHARE = 0.1  # effective part of the old draws, from which changes can be seen
 CURE = 'use pvi.hierarchical (method="pvi" in pyrofl.hierarchical and pyrofl.regression)'
 MAX_R_HAT = 1.1  # R-hat above which the server's chains have not mixed
+# Distance from the prior, in its sds, to which products of factors with a negative precision count.
+MAX_PRIOR_SDS = 10.0
 UNMIXED = (
     "the server's chains have not mixed, so that its draws are unreliable; more rounds will not "
     "help: reparametrize the program, as from a non-centered to a centered form or to "
@@ -305,7 +307,21 @@ class LikelihoodFactors:
     def _product(self, u: Tensor, evaluated: ProgramDensities, factors: Tensors) -> Tensor:
         """Return the log density [S] at u [S, d], given the prior there."""
         prior, roots, noise = self._stated(evaluated)
-        return prior + log_product(u[:, self.structure.reads], roots, noise, factors)
+        value = prior + log_product(u[:, self.structure.reads], roots, noise, factors)
+        return torch.where(self._is_beyond(u, factors), -torch.inf, value)
+
+    def _is_beyond(self, u: Tensor, factors: Tensors) -> Tensor:
+        """Return whether u [S, d] is where the factors are no approximation but may be large: [S].
+
+        A product of factors with a negative precision grows with the square of the distance, and
+        the log density of a scale or shape falls only linearly: far out their product has no bound.
+        Likelihoods of such variables say little, so that the posterior is near the prior.
+        """
+        reads = self.structure.reads
+        mean, sd = (v.double()[reads] for v in self.structure.shared_sites.prior())
+        is_negative = factors["precision"].sum(0).diagonal()[: len(reads)] < 0
+        is_far = (u[:, reads] - mean).abs() > MAX_PRIOR_SDS * sd
+        return (is_far & is_negative).any(-1)
 
     def _sampled(self, factors: Tensors, variables: Variables) -> LogDensity:
         """Return the log density of the variables w that are sampled."""

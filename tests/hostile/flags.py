@@ -287,6 +287,7 @@ REFUSING: dict[str, tuple[str, ...]] = {
     f"describe {ROWS} --rules={GAP}": NO_FILE,
     f"describe {ROWS} --encoding={GAP}": ("", "zzz", "a\0b", "zlib_codec", LONG),
     f"describe {ROWS} --columns={GAP}": ("", "a\0b", "nowhere"),
+    f"describe {ROWS} --cross={GAP}": ("", "nowhere", "a,b,c", "sex,sex", "a\0b,", LONG),
     f"{JOIN} --ca=p/study.yaml --key={GAP} 10.0.0.1:1": NO_FILE,
     f"{JOIN} --key=p/study.yaml --ca={GAP} 10.0.0.1:1": NO_FILE,
     f"{JOIN} --show --name={GAP} 127.0.0.1:1": NAMES,
