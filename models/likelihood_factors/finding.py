@@ -39,6 +39,8 @@ from pyrofl.user_warnings import warn_user
 
 MAX_ROWS_WITH_EFFECTS = 16  # largest number of rows of a client whose rows have effects
 PRIOR_FRACTIONS = (1e-3, 1e-6, 1e-9)  # parts of the prior in which a likelihood may be curved
+MAX_SEARCHES = 4  # for a structure that no client's rows contradict
+CHECKED_AT_ONCE = 64  # clients
 NUM_CHECKED_POINTS = 4  # random points at which each client checks the structure
 
 
@@ -47,7 +49,8 @@ def find_structure(
 ) -> tuple[Structure, str]:
     """Return the structure of a program, and a description of its sites.
 
-    It is found from rows of the first clients, or, of an outline, from simulated rows.
+    It is found from rows of the first clients and of clients whose rows contradict theirs, such as
+    those with another value of a covariate, or, of an outline, from simulated rows.
 
     Raises:
         OtherStructure: if the program has no such structure.
@@ -57,21 +60,39 @@ def find_structure(
         with pyro.validation_enabled(False):  # whole and other numbers are simulated
             shown = simulated(program, data)
             try:
-                return _found(program, data, shown, shown.clients, shared, improper_sd)
+                every = torch.arange(shown.clients)
+                return _found(program, data, shown, every, shared, improper_sd)
             except (RuntimeError, IndexError) as error:  # such as of a matrix of covariates
                 raise unsuitable(error) from error
-    return _found(program, data, data, min(NUM_CHECKED_CLIENTS, data.clients), shared, improper_sd)
+    ids = torch.arange(min(NUM_CHECKED_CLIENTS, data.clients))
+    for _ in range(MAX_SEARCHES):
+        structure, text = _found(program, data, data, ids, shared, improper_sd)
+        contradicting = _contradicting(structure, data)
+        if not len(contradicting):
+            break
+        ids = torch.cat([ids, contradicting]).unique()
+    return structure, text
+
+
+def _contradicting(structure: Structure, data: Federation) -> Tensor:
+    """Return the id of the first client whose rows contradict a structure, if there is one."""
+    for ids in torch.arange(data.clients).split(CHECKED_AT_ONCE):
+        try:
+            refuse_contradicting_rows(structure, on_cpu(data.batch(ids)))
+        except OtherStructure as error:
+            return torch.tensor(error.clients)
+    return torch.zeros(0, dtype=torch.long)
 
 
 def _found(
     program: Program,
     data: Federation,
     shown: Federation,
-    count: int,
+    ids: Tensor,
     shared: str,
     improper_sd: float,
 ) -> tuple[Structure, str]:
-    """Return the structure that the first clients' rows show, which may be simulated."""
+    """Return the structure that the rows of some clients show, which may be simulated."""
     one, rows = on_cpu(shown.batch(torch.tensor([0]))), int(data.sizes.max())
     if moving := with_own_support(program, shown):
         raise OtherStructure(f"the support of site {moving[0]!r} depends on other sites or on data")
@@ -103,7 +124,7 @@ def _found(
         powers=powers,
         scaled_sites=frozenset(scaled_sites),
     )
-    some = on_cpu(shown.batch(torch.arange(count)))
+    some = on_cpu(shown.batch(ids))
     if client_sites.size:
         _check_roots(structure, shown)
         structure = _reads(_scaled(_correlated(structure, some), some), some)

@@ -23,6 +23,7 @@ from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.message_checks import InvalidRequestError
 from pyrofl.models import likelihood_factors, pvi
+from pyrofl.models.likelihood_factors import finding
 from pyrofl.models.likelihood_factors.structure import OtherStructure
 from pyrofl.tensors import generator
 
@@ -249,6 +250,16 @@ def test_a_client_whose_rows_contradict_the_structure_is_refused(effect, told, s
     order = Server(method, ["d"], [4], data.dtype).configure_train()["d"]
     with pytest.raises(InvalidRequestError, match="at the server; use the same at both"):
         Client(real, own).train(order)
+
+
+@pytest.mark.parametrize("effect", [scale_in_mean, curved, other_variance])
+def test_a_structure_is_that_of_all_clients_whose_rows_are_here(effect, monkeypatch):
+    monkeypatch.setattr(finding, "NUM_CHECKED_CLIENTS", 2)
+    data = rows()
+    data.x[data.train[3], 0] = 3.0
+    method = pyrofl.hierarchical(shifted(2.5, effect), data, shared="mu tau")
+    run = pyrofl.fit(method, data, 1, progress=False)
+    assert run.method.name == "likelihood_factors"
 
 
 def missing(received, local, batch):
