@@ -27,7 +27,7 @@ class Case:
     Attributes:
         data: name of the CSV file, without its ending.
         client: column that identifies the client.
-        formula: formula of `pyrofl.regression`.
+        formula: formula of `pyrofl.regression`, or one for each parameter.
         family: family of the responses.
         options: further arguments of `pyrofl.regression`.
         prepare: function of the table that adds columns.
@@ -35,7 +35,7 @@ class Case:
 
     data: str
     client: str
-    formula: str
+    formula: str | dict[str, str]
     family: str = "gaussian"
     options: dict[str, Any] = field(default_factory=dict)
     prepare: Prepare = lambda table: table
