@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import runpy
 import subprocess
@@ -25,6 +26,45 @@ def test_pages_are_made_of_their_files(script: str):
     command = [sys.executable, str(EXAMPLES / script), "--check"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, f"{found.stdout}{found.stderr}; expected what {script} writes"
+
+
+@pytest.fixture
+def regression_scripts(monkeypatch) -> Path:
+    """Return the folder of the scripts of the regression gallery, which import each other."""
+    folder = EXAMPLES / "regression"
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_features_that_differ_from_r_are_those_with_a_reason(regression_scripts: Path):
+    gallery = runpy.run_path(str(regression_scripts / "gallery.py"))
+    features, other = (
+        json.loads((regression_scripts / f"{name}.json").read_text())
+        for name in ("features", "features_r")
+    )
+    assert {*gallery["FEATURES"]} == {*features} == {*other} - {"versions"}
+    shift, (low, high) = gallery["FEATURE_LIMITS"]
+    differing = set()
+    for name, row in features.items():
+        found, ratio = gallery["difference"](row["estimates"], other[name])
+        if found > shift or not low <= (ratio or 1) <= high:
+            differing.add(name)
+    assert differing == {*gallery["REASONS"]}
+    assert max(len(text.split()) for text in gallery["REASONS"].values()) <= 25
+    assert features["kaplan_meier"]["estimates"].keys() == other["kaplan_meier"]["estimate"].keys()
+    assert gallery["difference"](features["kaplan_meier"]["estimates"], other["kaplan_meier"])[
+        0
+    ] < (1e-5)
+
+
+def test_stored_fits_of_features_are_those_of_the_scripts(regression_scripts: Path):
+    cases = runpy.run_path(str(regression_scripts / "features.py"))["CASES"]
+    rows = json.loads((regression_scripts / "features.json").read_text())
+    for name, case in cases.items():
+        assert (rows[name]["formula"], rows[name]["family"]) == (case.formula, case.family), name
+    script = re.sub(r"\s", "", (regression_scripts / "features.R").read_text())
+    for name, row in json.loads((regression_scripts / "features_r.json").read_text()).items():
+        assert name == "versions" or re.sub(r"\s", "", row["call"]) in script, name
 
 
 def test_every_number_of_a_paper_says_how_it_was_made():

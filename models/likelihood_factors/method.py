@@ -315,7 +315,7 @@ class LikelihoodFactors:
 
         A product of factors with a negative precision grows with the square of the distance, and
         the log density of a scale or shape falls only linearly: far out their product has no bound.
-        Likelihoods of such variables say little, so that the posterior is near the prior.
+        Likelihoods of such variables are nearly flat, so that the posterior is near the prior.
         """
         reads = self.structure.reads
         mean, sd = (v.double()[reads] for v in self.structure.shared_sites.prior())
