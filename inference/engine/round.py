@@ -22,6 +22,7 @@ from pyrofl.data import Federation, Roster
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
+from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.client_states import ClientStates, StateRow
 from pyrofl.inference.engine.messages import (
     SERVER_FAILED_PREFIX,
@@ -52,7 +53,7 @@ from pyrofl.inference.engine.state import (
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.training.phases import train
 from pyrofl.returned import ClientError, as_tensors, calling
-from pyrofl.tensors import cut, refuse_inplace_writes, role, under
+from pyrofl.tensors import Tensors, cut, refuse_inplace_writes, role, under
 from pyrofl.turns import synchronized
 
 
@@ -114,8 +115,7 @@ def run_round(
     refuse_surroundings()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
     silent = reporters[:0] if silent is None else silent
-    # The aggregation may write into the server's state, so it gets a copy.
-    box = inbox(method, {n: v.clone() for n, v in state.server.items()}, reporters, keep_messages)
+    box = inbox(method, aggregation_input(method, state), reporters, keep_messages)
     request = RoundRequest(method, state, ids, reporters, seed, chunk_size, record, rounds)
     replies: list[Reply] = []
     if backend is None:
@@ -138,7 +138,7 @@ def run_round(
                     torch.no_grad(),
                     pyro.validation_enabled(False),
                     calling("aggregate"),
-                    refuse_inplace_writes("aggregate", message),
+                    refuse_inplace_writes("aggregate", message, state.server),
                 ):
                     aggregated = as_tensors(
                         "what aggregate returns",
@@ -170,6 +170,12 @@ def run_round(
         rows=state.rows,
         constants=state.constants,
     )
+
+
+def aggregation_input(method: Method, state: RoundState) -> Tensors:
+    """Return the server's tensors for the aggregation; a user's may write, so it gets a copy."""
+    is_users = bool(users_code(method.aggregate)[0])
+    return {n: v.clone() if is_users else v for n, v in state.server.items()}
 
 
 class LocalClients(RunningRound):

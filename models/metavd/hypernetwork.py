@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -25,9 +26,10 @@ from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.training.phases import train
-from pyrofl.tensors import Tensors, add_trailing_axes, pick, role, spread_out, sum_per_client, under
+from pyrofl.tensors import Tensors, add_trailing_axes, cut, pick, role, spread_out, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
+MAX_OUTPUTS = 2  # sets of clients: one that sizes a chunk, and those that train
 
 
 @dataclass(frozen=True)
@@ -72,29 +74,80 @@ def hypernetwork(
             psi[f"bias{i}"] = 1e-3 * torch.randn(b, generator=generator)
         return under(PSI, psi) | {TABLE: torch.randn(clients, length, generator=generator)}
 
-    def read(server: Tensors, ids: Tensor) -> Tensors:
+    def predict(held: Tensors, ids: Tensor) -> Tensors:
         """Return the dropout parameters that the hypernetwork predicts: name -> [C, *p]."""
-        psi, value = role(PSI, server), rows_of(server[TABLE], ids)
+        psi, value = role(PSI, held), rows_of(held[TABLE], ids)
         for i in range(len(hidden) + 1):
             value = leaky_relu(value, 0.1) if i else value
             value = linear(value, psi[f"weight{i}"], psi[f"bias{i}"])
         parts = zip(first.items(), value.clamp(-bound, bound).split(sizes, 1), strict=True)
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
+    latest = LatestOutputs(predict)
+
+    def read(server: Tensors, ids: Tensor) -> Tensors:
+        """Return the dropout parameters of the given clients, computed once for equal weights."""
+        held = pick(server, f"{TABLE} {PSI}/*")
+        if any(v.requires_grad for v in held.values()) or torch.is_inference_mode_enabled():
+            return predict(held, ids)
+        return {n: v.detach() for n, v in latest(held, ids)[1].items()}
+
     def slope(server: Tensors, cohort: Cohort, client_tensors: Tensors) -> Tensors:
         """Return pseudo-gradients for the hypernetwork's weights and the client embeddings."""
-        held = pick(server, f"{TABLE} {PSI}/*")
-        leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
-        with torch.enable_grad():
-            here = read(leaves, cohort.ids)
-            gaps = sum_per_client(
-                {n: (v.detach() - client_tensors[n]) * v for n, v in here.items()}
-            )
-            value = (cohort.size / cohort.size.sum() * gaps).sum()
-        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+        leaves, here = latest(pick(server, f"{TABLE} {PSI}/*"), cohort.ids)
+        share = cohort.size / cohort.size.sum()
+        gaps = [
+            (v.detach() - client_tensors[n]).mul_(add_trailing_axes(share, v))
+            for n, v in here.items()
+        ]
+        slopes = torch.autograd.grad([*here.values()], [*leaves.values()], gaps, retain_graph=True)
+        return dict(zip(leaves, slopes, strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
     return DropoutSource(start, read, slope, optims=moved, metadata={TABLE: (PER_CLIENT, REPORTED)})
+
+
+class Outputs(NamedTuple):
+    """Outputs of a hypernetwork for some clients, with the graph of their gradients."""
+
+    ids: list[int]  # sorted
+    leaves: Tensors  # weights and embeddings, in the memory of the server's
+    values: Tensors  # [C, *p]
+    versions: list[int]  # of both; torch increases them at each write
+
+    def are_of(self, held: Tensors) -> bool:
+        """Return whether the outputs are those of the given weights and embeddings."""
+        here = {**self.leaves, **self.values}.values()
+        same = held.keys() == self.leaves.keys() and [v._version for v in here] == self.versions
+        return same and all(v.is_set_to(self.leaves[n]) for n, v in held.items())
+
+
+class LatestOutputs:
+    """Outputs of a hypernetwork for its latest weights, computed once for all their readers.
+
+    After an update the server reports dropout rates, then it sends the parameters to the clients,
+    and differentiates them in the next update. They depend on the weights and the set of clients
+    alone, in the order of their ids: so a resumed run, which computes them again, has equal ones.
+    """
+
+    def __init__(self, predict: Callable[[Tensors, Tensor], Tensors]) -> None:
+        self.predict = predict
+        self._outputs: list[Outputs] = []
+
+    def __call__(self, held: Tensors, ids: Tensor) -> tuple[Tensors, Tensors]:
+        """Return the leaves of the graph, and the outputs [C, *p] of clients in any order."""
+        ordered, order = ids.sort()
+        current = [one for one in self._outputs if one.are_of(held)]
+        outputs = next((one for one in current if one.ids == ordered.tolist()), None)
+        if outputs is None:
+            leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
+            with torch.enable_grad():
+                values = self.predict(leaves, ordered)
+            versions = [v._version for v in (*leaves.values(), *values.values())]
+            outputs = Outputs(ordered.tolist(), leaves, values, versions)
+        others = [one for one in current if one is not outputs]
+        self._outputs = [outputs, *others[: MAX_OUTPUTS - 1]]
+        return outputs.leaves, cut(outputs.values, order.argsort())
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> DropoutSource:
