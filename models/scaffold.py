@@ -99,7 +99,8 @@ def build(
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the client's control variate c_j with zero."""
-        zero = {n: torch.zeros_like(v) for n, v in role("control", received).items()}
+        control = role("control", received)
+        zero = {n: v.new_zeros(v.shape[1:]).expand_as(v) for n, v in control.items()}
         return base.init_client(received, cohort, generator) | under("own", zero)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:

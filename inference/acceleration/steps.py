@@ -106,7 +106,7 @@ class PhaseRun:
     def forget(self) -> None:
         """Discard the recordings in use by all updates, as their tensors have been replaced."""
         for update in self.updates:
-            update.executor.forget()
+            update.forget()
 
     def tensor_roles(self, moving: Tensors, names: Collection[str], active: int) -> TensorRoles:
         """Return tensors that an update modifies, those that others modify, and constants."""
@@ -153,9 +153,8 @@ class ClosedFormRun:
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
         self.run: PhaseRun = proxy(run)
         self.move, self.names = move, set[str]()
-        values = (run.method.model, run.method.guide, move)
         self.name = getattr(move, "__name__", type(move).__name__)
-        self.executor = Recorder(self.name, values, run.phase.batch is None, run.noise)
+        self.executor: Recorder | None = None  # from the second run on, as many run only once
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
         """Run the update on a batch, by replaying recorded operations if possible.
@@ -165,9 +164,20 @@ class ClosedFormRun:
         written = partial(self.written, batch)
         # An update without results has side effects, which a recording would omit.
         if begun and self.names and self.names <= self.run.owned:
+            self.executor = self.executor or self._recorder()
             self.executor.make(written, self.tensor_roles, batch, ahead)
         else:
             written()
+
+    def _recorder(self) -> Recorder:
+        run = self.run
+        values = (run.method.model, run.method.guide, self.move)
+        return Recorder(self.name, values, run.phase.batch is None, run.noise)
+
+    def forget(self) -> None:
+        """Discard the recording in use, if any."""
+        if self.executor:
+            self.executor.forget()
 
     def tensor_roles(self) -> TensorRoles:
         """Return the tensors that this update modifies, those that others modify, and constants."""
@@ -234,6 +244,10 @@ class AcceleratedStep:
                     self._note(self.total[: len(batch)])
             else:
                 self.executor.begin(written, self.params)
+
+    def forget(self) -> None:
+        """Discard the recording in use, if any."""
+        self.executor.forget()
 
     def tensor_roles(self) -> TensorRoles:
         """Return the tensors that this step modifies, those that others modify, and constants."""

@@ -29,7 +29,7 @@ from pyrofl.inference.definition.rejection import (
 )
 from pyrofl.inference.definition.spherical import Spherical, distances
 from pyrofl.plates import DRAWS_PLATE, ONCE, KeptPlates, plate
-from pyrofl.tensors import Tensors, default_type
+from pyrofl.tensors import Tensors, add_trailing_axes, default_type
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,29 @@ class Directed:
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return each client's loss, [C], whose gradient has the directions added."""
-        along = [
-            (self.direction(n, received, local) * local[n]).reshape(len(batch), -1).sum(1)
-            for n in self.names
-        ]
-        term = torch.stack(along).sum(0)
-        return self.loss(model, guide, received, local, batch) + term - term.detach()
+        value = self.loss(model, guide, received, local, batch)
+        directions = [self.direction(n, received, local).detach() for n in self.names]
+        directed: Tensor = AddDirections.apply(
+            value, len(directions), *directions, *(local[n] for n in self.names)
+        )
+        return directed
+
+
+class AddDirections(torch.autograd.Function):
+    """Autograd function for a loss [C] whose gradients by some tensors have directions added."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, many: int, *tensors: Tensor) -> Tensor:
+        """Return the loss as it is, given as many directions and tensors [C, *p]."""
+        ctx.save_for_backward(*tensors[:many])
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients by the loss and, along the directions, by the tensors."""
+        (grad,), directions = grads, ctx.saved_tensors
+        none = (None for _ in (0, *directions))
+        return grad, *none, *(v * add_trailing_axes(grad, v) for v in directions)
 
 
 @dataclass(frozen=True)

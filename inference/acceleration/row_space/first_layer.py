@@ -36,8 +36,8 @@ from pyrofl.inference.definition.programs import Supervised
 from pyrofl.nets import Network, stacked
 from pyrofl.tensors import Tensors
 
-# Local tensors: X X' [C, n, n], X A' [C, k n, out], <A, A> [C, k, k] and A_0 [C, out, in].
-GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
+# Local tensors: X X' beside X A' [C, n, n + k out], <A, A> [C, k, k] and A_0 [C, out, in].
+PRODUCTS, INNER, START = "rows/products", "rows/inner", "rows/start"
 DIFFERENCES = "rows/apart/"  # prefix of the differences of initial weights from A_0
 DIRECTION = f"{DIFFERENCES}direction"  # constant part of the gradient by the weight
 CENTER = "rows/center"  # A_0 in the space, for a prior with a received center
@@ -112,12 +112,12 @@ class RowSpaceWeights(NamedTuple):
         weights = [start, *apart.values()]
         (many, wide), k, out = rows.shape[:2], len(weights), start.shape[1]
         gram = torch.bmm(rows, rows.mT).masked_fill_(hidden[:, None], 0)  # [C, n, n]
-        outputs = torch.cat([layer_outputs(rows, weight) for weight in weights], 1)  # [C, k n, out]
-        outputs.view(many, k, wide, out).masked_fill_(hidden[:, None, :, None], 0)
+        products = torch.cat([gram, *(layer_outputs(rows, v) for v in weights)], 2)
+        products[:, :, wide:].masked_fill_(hidden[:, :, None], 0)
         inner = rows.new_zeros(many, k, k)
         for i, j in self._crossed(k):
             inner[:, i, j] = dot(weights[i], weights[j])
-        coefficients = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
+        coefficients = {PRODUCTS: products, START: start, INNER: inner}
         if self.center:
             at_start = rows.new_tensor([1] + [0] * len(apart))
             coefficients[CENTER] = at_start[None, :, None].expand(many, k, out)  # [C, k, out]
@@ -159,10 +159,8 @@ class RowSpaceWeights(NamedTuple):
         """
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
-        gram = pick_rows(local[GRAM], at, client)  # [C, B, n]
-        many = local[OUTPUTS].shape[1] // gram.shape[2]
-        outputs = [pick_rows(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
-
+        _, wide, width = local[PRODUCTS].shape
+        many = (width - wide) // layer.shape[0]
         prior = InRowsPrior(
             layer.name,
             layer.shape,
@@ -172,7 +170,7 @@ class RowSpaceWeights(NamedTuple):
         )
 
         def run(w: Tensors, _: Tensor) -> Tensor:
-            operands = prior.center, prior, local[OUTPUTS], at, client, gram, *outputs
+            operands = prior.center, prior, local[PRODUCTS], at, client
             y, prior.half, prior.along = RowLayer.apply(w[layer.name].squeeze(1), *operands)
             y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
@@ -186,7 +184,7 @@ class RowSpaceWeights(NamedTuple):
 
 def is_temporary(name: str) -> bool:
     """Return whether a name is that of a temporary tensor, used to train by row coefficients."""
-    return name in (GRAM, OUTPUTS, INNER, START, CENTER) or name.startswith(DIFFERENCES)
+    return name in (PRODUCTS, INNER, START, CENTER) or name.startswith(DIFFERENCES)
 
 
 def is_same_view(one: Tensor, other: Tensor) -> bool:
@@ -212,9 +210,9 @@ def layer_outputs(rows: Tensor, weight: Tensor) -> Tensor:
 class RowLayer(torch.autograd.Function):
     """Autograd function for a layer's outputs, and two numbers that its weight contributes.
 
-    These are half the squared distance to its prior mean, and its product with the constant
-    direction, up to a constant. The gradient is by a weight instead of the coefficients: D at the
-    rows, X X' D, the distance and the direction.
+    These are half the squared distance to its prior mean, and zero, whose gradient is the constant
+    direction. The gradient is by a weight instead of the coefficients: D at the rows, X X' D, the
+    distance and the direction.
     """
 
     @staticmethod
@@ -223,23 +221,23 @@ class RowLayer(torch.autograd.Function):
         whole: Tensor,
         center: Tensor | None,
         prior: InRowsPrior,
-        every: Tensor,
+        products: Tensor,
         at: Tensor,
         client: Tensor,
-        gram: Tensor,
-        *outputs: Tensor,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Compute a layer's outputs [C, B, out], half a squared distance, and a product, [C].
+        """Compute a layer's outputs [C, B, out], half a squared distance, and zero, [C].
 
-        Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
-        outputs [C, k n, out]. A center that has not moved along rows is given by its a alone.
+        They are those of the rows `at` [C, B] of clients [C, 1], given the products of every row
+        [C, n, n + k out]. A center that has not moved along rows is given by its a alone.
         """
-        n, ctx.gram, ctx.shape = gram.shape[2], gram, whole.shape
+        n, out, ctx.shape = products.shape[1], whole.shape[2], whole.shape
+        rows = pick_rows(products, at, client)
+        ctx.gram, outputs = rows[..., :n], rows[..., n:].split(out, 2)
         ctx.rows = (at + client * whole.shape[1]).flatten()
         y = whole.view(-1, whole.shape[2]).index_select(0, ctx.rows + n).view(*at.shape, -1)
         for k, output in enumerate(outputs):
             y = torch.addcmul(y, output, whole[:, None, 2 * n + k])
-        along = whole[:, -1].sum(-1) if prior.is_directed else None  # the direction is the last A
+        along = whole.new_zeros(len(whole)) if prior.is_directed else None
         ctx.difference = None
         if center is None:
             return y, None, along
@@ -251,9 +249,8 @@ class RowLayer(torch.autograd.Function):
             ctx.along[..., 0],
         )
         for k in {i for i, _ in prior.crossed}:
-            half = half + 2 * coefficients[:, k] * dot(
-                ctx.difference[:, :n], every[:, k * n : k * n + n]
-            )
+            output = products[:, :, n + k * out : n + k * out + out]
+            half = half + 2 * coefficients[:, k] * dot(ctx.difference[:, :n], output)
         for i, j in prior.crossed:
             half = half + coefficients[:, i] * coefficients[:, j] * prior.inner[:, i, j]
         return y, half / 2, along
@@ -264,7 +261,7 @@ class RowLayer(torch.autograd.Function):
         (grad, scale, along), n, center = grads, ctx.gram.shape[2], None  # [C, B, out], [C], [C]
         if torch.is_grad_enabled():  # without a prior or a direction, see `with_few_rows`
             whole = RowGradient.apply(grad, ctx.gram, ctx.rows, ctx.shape)
-            return whole, None, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
+            return whole, *(None for _ in range(5))
         if ctx.difference is None:
             whole = grad.new_empty(ctx.shape)
             whole[:, :n], whole[:, 2 * n :] = 0, 0
@@ -277,9 +274,9 @@ class RowLayer(torch.autograd.Function):
             whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
             if ctx.difference is not None:
                 whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
-        if along is not None:
+        if along is not None:  # the direction is the last A
             whole[:, -1] += along[:, None]
-        return whole, center, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
+        return whole, center, *(None for _ in range(4))
 
 
 class RowGradient(torch.autograd.Function):

@@ -76,7 +76,7 @@ class RowSpaceLoss:
         tensors = received, local
         short, received, local, priors = self.rows(cast("Supervised", model), *tensors, batch)
         value = self.loss(short, guide, received, local, batch)
-        return value if priors.along is None else value + priors.along - priors.along.detach()
+        return value if priors.along is None else value + priors.along
 
 
 def with_row_coefficients(loss: Loss, rows: RowSpaceWeights) -> Loss:
