@@ -27,8 +27,9 @@ from pyrofl.inference.training.updates import (
     closed_form_values,
     stepped_names,
 )
-from pyrofl.nets.stacked import PRODUCTS_ENTRIES
 from pyrofl.tensors import Tensors, cut, under
+
+LAID_OUT_ENTRIES = 2**14  # of a client, from which copies of gradients are not cheap
 
 TensorRoles = tuple[Tensors, Tensors, Tensors]
 """Tensors that an update modifies, those that other updates modify, and constant ones."""
@@ -296,7 +297,7 @@ class AcceleratedStep:
             return  # another optimizer's state has the current layout
         strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
         if (
-            strides != p.stride() and p[0].numel() >= PRODUCTS_ENTRIES
+            strides != p.stride() and p[0].numel() >= LAID_OUT_ENTRIES
         ):  # or a copy of the gradient is cheap
             whole = run.local[name]
             run.local[name] = torch.empty_strided(

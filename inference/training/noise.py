@@ -71,11 +71,13 @@ class ClientNoise(Messenger):
     ) -> Tensor:
         """Return standard normal noise [C, *p] whose value per row does not depend on padding."""
         with self._unrecorded():
-            each = torch.zeros(shape, dtype=dtype)
-            counts = self._row_counts(shape[axis + 1])
+            each, width = torch.empty(shape, dtype=dtype), shape[axis + 1]
+            counts = self._row_counts(width)
             for client_noise, count, generator in zip(each, counts, self.generators, strict=True):
                 filled = client_noise.narrow(axis, 0, count)
-                filled.copy_(_of_rows(filled.shape, axis, generator, dtype))
+                filled.copy_(_of_rows(filled.shape, axis, generator))
+                if count < width:  # padding
+                    client_noise.narrow(axis, count, width - count).zero_()
             noise = copy_to_device(each, device)
         return self._note(("of_rows", shape, axis, dtype, device), noise)
 
@@ -225,12 +227,12 @@ def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch
     return noise
 
 
-def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
-    """Draw standard normal noise for one client's rows, which are along `axis` of the shape."""
+def _of_rows(shape: torch.Size, axis: int, generator: Generator) -> Tensor:
+    """Draw float64 standard normal noise for one client's rows, which are along an axis."""
     # NumPy's stream does not depend on its length, unlike torch.randn's.
     row_generator = np.random.default_rng(_random_seed(generator))
     leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
-    return torch.from_numpy(row_generator.standard_normal(leading)).to(dtype).movedim(0, axis)
+    return torch.from_numpy(row_generator.standard_normal(leading)).movedim(0, axis)
 
 
 def copy_to_device(noise: Tensor, device: torch.device) -> Tensor:

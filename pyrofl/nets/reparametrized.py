@@ -151,7 +151,7 @@ class Reparametrized:
                 else:
                     scale = spread["bias"][:, None]
                 drawn = noise[next(iter(names)).rpartition(".")[0]]
-                y = y + (scale + MIN_SQUARED_NORM).sqrt() * drawn
+                y = torch.addcmul(y, (scale + MIN_SQUARED_NORM).sqrt(), drawn)
                 axes = drawn.dim() - 2
             x = y
         return x

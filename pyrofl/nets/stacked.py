@@ -26,7 +26,7 @@ from pyrofl.nets.unsupported import as_outputs, explained
 from pyrofl.tensors import Tensors
 
 IMAGE_BYTES_PER_PASS = 600 * 2**10  # bytes of images per pass through convolutions: measured
-PRODUCTS_ENTRIES = 2**14  # entries of a client's weight from which `Products` is faster: measured
+PRODUCTS_ENTRIES = 2**9  # entries of a client's weight from which `Products` is faster: measured
 
 Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
 """(layer, its parameters by their names in it, x, axes of its lead) -> outputs."""

@@ -26,9 +26,9 @@ from pyrofl.inference.definition.elbo import Directed, Elbo, OfGradients, On, Tr
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import Optim, Sgd
 from pyrofl.inference.definition.programs import Loss, Program, Proximal, Supervised, flat
-from pyrofl.nets import stacked
 from pyrofl.tensors import Tensors, matches
 
+MIN_ENTRIES = 2**15  # of a layer for which a rewritten phase is faster: measured
 MEMORY_COST = 30  # number of rows whose products take as long as a step's memory access: measured
 # Options of SGD.
 LINEAR_OPTIONS = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"
@@ -234,4 +234,4 @@ def pays(
         return False
     steps = phase.epochs * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
     saved = steps * (1 - rows / wide) * (2 + traffic / phase.batch)
-    return saved > weights + rows / out and max(2 * stacked.PRODUCTS_ENTRIES, rows**2) <= out * wide
+    return saved > weights + rows / out and max(MIN_ENTRIES, rows**2) <= out * wide
