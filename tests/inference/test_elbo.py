@@ -18,7 +18,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import elbo, latent, log_densities, traces, with_rows
+from pyrofl.inference.definition.elbo import (
+    Directed,
+    elbo,
+    latent,
+    log_densities,
+    traces,
+    with_rows,
+)
 from pyrofl.inference.definition.programs import Loss, Program, Supervised, flat
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.training.schedules import make_schedule
@@ -121,6 +128,24 @@ def test_a_plate_of_the_programs_own_is_summed(copies, draws):
     each = torch.tensor(2.0).log() + (1 + mean.square()) / 8 - 0.5
     rows = dist.Normal(0.0, 1.0).log_prob(batch.x[..., 0]) * batch.mask
     close(found, copies * each - rows.sum(1), rtol=1e-6, atol=1e-6)
+
+
+def test_directions_are_added_to_the_gradient_alone():
+    def loss(model: object, guide: object, received: Tensors, local: Tensors, batch: object):
+        return local["w"].square().sum(1) + local["b"]
+
+    w = torch.randn(3, 2, generator=generator(0)).requires_grad_()
+    b = torch.zeros(3, requires_grad=True)
+    along = {"w": torch.randn(3, 2, generator=generator(1)), "b": torch.ones(3)}
+    directed = Directed(loss, ("w", "b"), lambda name, received, local: received[name])
+    value = directed(None, None, along, {"w": w, "b": b}, None)
+    assert torch.equal(value, loss(None, None, along, {"w": w, "b": b}, None))
+    scale = torch.tensor([1.0, 0.0, 2.0])
+    of_w, of_b = torch.autograd.grad((scale * value).sum(), (w, b), create_graph=True)
+    torch.testing.assert_close(of_w, scale[:, None] * (2 * w + along["w"]))
+    assert torch.equal(of_b, 2 * scale)
+    (second,) = torch.autograd.grad(of_w.sum(), w)
+    assert torch.equal(second, (2 * scale)[:, None].expand(3, 2))
 
 
 def test_a_value_that_does_not_fit_names_its_site():

@@ -21,7 +21,7 @@ from pyrofl.inference.engine.round import run_round
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
-from pyrofl.models import fedavg, pfedbayes, pvi
+from pyrofl.models import fedavg, pfedbayes, pvi, scaffold
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors
 
@@ -47,6 +47,12 @@ def test_a_merge_that_writes_in_place_changes_no_state_that_was_kept(blobs):
     toys.assert_same(start.server, before)
     for found, expected in zip(states, federate(made(aggregate=afresh), blobs, 3), strict=True):
         toys.assert_same_round(found, expected)
+
+
+def test_the_librarys_aggregation_gets_no_copy_of_the_server(blobs):
+    method = scaffold.build(toys.net(), batch=8)
+    one, two = federate(method, blobs, 2)
+    assert two.server["server/clients"].data_ptr() == one.server["server/clients"].data_ptr()
 
 
 def test_a_merge_that_fails_half_way_leaves_the_server_as_it_was(blobs):

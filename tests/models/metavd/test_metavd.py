@@ -12,6 +12,7 @@ import torch
 import toys
 from checks import TRAINED, close
 from promises import Promises, others_slow
+from torch.nn.functional import linear
 from toys import last
 
 import pyrofl
@@ -123,6 +124,51 @@ def test_one_step_moves_a_table_to_what_clients_found(name):
         (1 - G[:, None]) * eye + G[:, None] * found["w"],
         1e-8,
     )
+
+
+@pytest.fixture
+def forward_passes(monkeypatch) -> list[int]:
+    """Return the numbers of clients of which the hypernetwork computes parameters."""
+    clients: list[int] = []
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if len(weight) == FIRST["fc2.weight"].numel():  # the last layer
+            clients.append(len(x))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(hypernetwork, "linear", counted)
+    return clients
+
+
+def test_the_hypernetwork_runs_once_per_round(forward_passes):
+    data = toys.blobs(SIZES)
+    assert len(list(federate(small(), data, 3, chunk_size=4, check=False))) == 3
+    assert forward_passes == [4] * 4  # for the first message, and after each update
+
+
+def test_a_resumed_run_computes_the_same_parameters_again():
+    data = toys.blobs(SIZES)
+    *_, two, three = federate(small(), data, 3, chunk_size=4)
+    (resumed,) = federate(small(), data, 3, chunk_size=4, resume_from=two)
+    toys.assert_same(resumed.server, three.server)
+    toys.assert_same(resumed.message, three.message)
+
+
+def test_parameters_are_computed_again_once_something_was_written(forward_passes):
+    server, ids = dict(server_of(small())), torch.tensor([2, 0])
+    before = SOURCE.read(server, ids)
+    assert SOURCE.read(server, ids.flip(0))["fc2.weight"].equal(before["fc2.weight"].flip(0))
+    assert forward_passes == [2]
+    for name in ("server/embedding", "server/psi/weight1"):
+        server[name].mul_(0.5)
+        after = SOURCE.read(server, ids)
+        copies = {n: v.clone() for n, v in server.items()}
+        toys.assert_same(after, SOURCE.read(copies, ids))
+        assert not after["fc2.weight"].equal(before["fc2.weight"])
+    before = SOURCE.read(server, ids)
+    values = {n: v.clone() for n, v in before.items()}
+    before["fc2.weight"].zero_()
+    toys.assert_same(SOURCE.read(server, ids), values)
 
 
 def test_outputs_beyond_the_bound_teach_nothing():
