@@ -64,7 +64,7 @@ def constant(case, monkeypatch) -> None:
         """Draw the same for every client and every step to come: [C, steps, *p]."""
         return fill(shape[1:]).expand(len(generators), *shape).clone()
 
-    def of_rows(shape: Any, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
+    def of_rows(shape: Any, axis: int, generator: Generator) -> Tensor:
         return fill([shape[axis], *shape[:axis], *shape[axis + 1 :]]).movedim(0, axis)
 
     def shares(concentration: Tensor, *_: Any) -> Tensor:
