@@ -256,8 +256,7 @@ REASONS = {
     "gp": "R (`gaussian_process` of features.R) fixes the scales at their estimates; the "
     "posterior averages over them",
     "monotonic": f"uniform shares of the steps pull their sum down; {_SKEWED} means",
-    "beta_binomial": "the server's chains did not mix, and PVI took over with a warning; a "
-    "Metropolis sampler has the same skewed posterior",
+    "beta_binomial": f"{_SKEWED} means",
     "median": f"{_LAPLACE}; a Metropolis sampler has the same mean and sd",
     "quantile": _LAPLACE,
     "student": "standard errors of gam are of the expected information; the observed one gives a "

@@ -202,7 +202,8 @@ class LikelihoodFactors:
                 if name != "server/reported":
                     value = old[ids].lerp(value, share)
                 tables[name] = old.index_copy(0, ids, value)
-            proper = self._may_be_proper({n: tables[f"server/{n}"] for n in self.parts}, draws)
+            factors = {n: tables[f"server/{n}"] for n in self.parts}
+            proper = self._may_be_proper(factors, draws) and self._is_bounded(factors, draws)
             if proper or share <= MIN_CHANGE_FRACTION or self.structure.linear is not None:
                 return tables
             share /= 2
@@ -319,9 +320,29 @@ class LikelihoodFactors:
         """
         reads = self.structure.reads
         mean, sd = (v.double()[reads] for v in self.structure.shared_sites.prior())
-        is_negative = factors["precision"].sum(0).diagonal()[: len(reads)] < 0
         is_far = (u[:, reads] - mean).abs() > MAX_PRIOR_SDS * sd
-        return (is_far & is_negative).any(-1)
+        return (is_far & self._is_negative(factors)).any(-1)
+
+    def _is_negative(self, factors: Tensors) -> Tensor:
+        """Return which variables the product of factors has a negative precision of, [p]."""
+        return factors["precision"].sum(0).diagonal()[: len(self.structure.reads)] < 0
+
+    def _is_bounded(self, factors: Tensors, u: Tensor) -> bool:
+        """Return False if the product of prior and factors is highest at the ends of its range.
+
+        Factors that are nearly flat at their expansion, as those of a shape, may pull a variable
+        there together; see `_is_beyond` for its range. They are compared at the mean of draws u.
+        """
+        middle, points = u.mean(0), [u.mean(0)]
+        mean, sd = (v.double() for v in self.structure.shared_sites.prior())
+        for i in self.structure.reads[self._is_negative(factors)].tolist():
+            for end in (-0.99 * MAX_PRIOR_SDS, 0.99 * MAX_PRIOR_SDS):
+                point = middle.clone()
+                point[i] = mean[i] + end * sd[i]
+                points.append(point)
+        with torch.no_grad():
+            level = self.log_density(torch.stack(points), factors)
+        return not bool((level[1:] > level[0]).any())
 
     def _sampled(self, factors: Tensors, variables: Variables) -> LogDensity:
         """Return the log density of the variables w that are sampled."""

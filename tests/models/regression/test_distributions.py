@@ -201,6 +201,46 @@ def test_posteriors_are_those_of_the_pooled_rows(family):
     assert np.isfinite(predicted.select_dtypes("number").to_numpy()).all()
 
 
+# New cases of pleuropneumonia among cattle by herd, in up to four periods (cbpp of lme4).
+HERDS = """
+2/14 3/12 4/9 0/5, 3/22 1/18 1/21, 8/22 2/16 0/16 2/20, 2/10 0/10 2/9 0/6, 5/18 0/25 0/24
+1/4, 3/17 0/17 0/18 1/20, 8/16 1/10 3/9 0/5, 12/34, 2/9 0/6 0/8 0/6, 1/22 1/22 0/18 2/22,
+0/25 5/27 3/22 1/22, 2/10 1/8 0/6 0/5, 1/21 2/24 0/19 0/23, 11/19 0/2 0/3 0/2, 1/19 1/15
+1/15 0/15
+"""
+
+
+def herds():
+    """Return the table of each herd."""
+    tables = {}
+    for herd, text in enumerate(HERDS.replace("\n", " ").split(",")):
+        pairs = [map(int, one.split("/")) for one in text.split()]
+        frame = pd.DataFrame(pairs, columns=["wins", "n"])
+        tables[f"herd {herd}"] = frame.assign(period=[f"p{k}" for k in range(len(frame))])
+    return tables
+
+
+def test_likelihoods_that_are_flat_in_a_precision_do_not_pull_it_to_0():
+    """Few herds determine phi: at the first draws, their factors are flat and prefer small phi."""
+    method, run, draws = fitted("p(wins, n) ~ period", herds(), family="beta_binomial")
+    assert run.method.name == "likelihood_factors"
+    table = pd.concat(herds().values())
+    x = torch.tensor(pd.get_dummies(table["period"]).iloc[:, 1:].to_numpy(float))
+    names = ["b[period[p1]]", "b[period[p2]]", "b[period[p3]]"]
+
+    def posterior(w):
+        eta, phi = w[:, :1] + w[:, 1:4] @ (x - x.mean(0)).T, w[:, 4:].exp()
+        total = prior(method, "Intercept").log_prob(w[:, 0])
+        total = total + prior(method, "phi").log_prob(phi[:, 0]) + w[:, 4]
+        for k, name in enumerate(names, 1):
+            total = total + prior(method, name).log_prob(w[:, k])
+        return total + log_density("beta_binomial", table, eta, [phi]).sum(-1)
+
+    values = [lambda d: d["Intercept"] + d["b"] @ x.mean(0)]
+    values += [lambda d, k=k: d["b"][:, k] for k in range(3)]
+    assert_moments(draws, moments(posterior, 5), [*values, lambda d: d["phi"].log()])
+
+
 @pytest.mark.parametrize(
     ("formula", "family", "text"),
     [
