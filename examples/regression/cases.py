@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyro.distributions as dist
+import simulated
 
 from pyrofl import federations
 from pyrofl.data.frames import Tables
@@ -25,7 +26,7 @@ class Case:
     """Regression of one data set.
 
     Attributes:
-        data: name of the CSV file, without its ending.
+        data: name of the CSV file, without its ending, or of a simulated table.
         client: column that identifies the client.
         formula: formula of `pyrofl.regression`, or one for each parameter.
         family: family of the responses.
@@ -42,6 +43,8 @@ class Case:
 
     def table(self, folder: Path) -> pd.DataFrame:
         """Return all rows, with the added columns."""
+        if self.data in simulated.TABLES:
+            return simulated.TABLES[self.data]()
         return self.prepare(pd.read_csv(folder / f"{self.data}.csv"))
 
     def tables(self, folder: Path) -> Tables:
@@ -81,6 +84,24 @@ _SCHOOLS = {  # the priors of Gelman et al., and errors that are known: their sq
     "sigma": dist.Uniform(0.9999, 1.0001),
 }
 
+
+def _linear(covariates: int, more: str = "") -> str:
+    """Return the formula of x1, x2 and so on, with intercepts of clients."""
+    names = (f"x{k}" for k in range(1, covariates + 1))
+    return f"y ~ {' + '.join(names)}{more} + (1 | client)"
+
+
+_LINEAR = {
+    "hospitals_160": _linear(8),
+    "hospitals_929": _linear(8),
+    "admissions": _linear(20, " + f0 + f1 + f2 + f3 + f4"),
+    "ratings": "y ~ 1 + (1 | item) + (1 | rater) + (1 | client)",
+    "thirty_items": "y ~ 1 + (1 | item) + (1 | rater) + (1 | client)",
+    "coefficients_60": _linear(60),
+    "coefficients_200": _linear(200),
+    "clients_5000": _linear(2),
+    "uneven": _linear(4),
+}
 CASES = {
     "sleepstudy": Case("sleepstudy", "Subject", "Reaction ~ Days + (Days | Subject)"),
     "radon": Case("radon_minnesota", "county", "log_radon ~ floor + log_uranium + (1 | county)"),
@@ -152,5 +173,6 @@ CASES = {
     "kidney_exponential": Case("kidney", "patient", f"{_KIDNEY} + (1 | patient)", "exponential"),
     "kidney_weibull": Case("kidney", "patient", f"{_KIDNEY} + (1 | patient)", "weibull"),
     "kidney_cox": Case("kidney", "disease", "censored(time, status) ~ age + sex", "cox"),
+    **{name: Case(name, "client", text, "bernoulli") for name, text in _LINEAR.items()},
 }
 """Name -> case."""

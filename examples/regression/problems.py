@@ -35,6 +35,7 @@ from metrics import Reference, accurate, compare, statistics  # noqa: E402
 
 DRAWS, RELIABLE = 4000, 0.7  # draws of a fit; largest Pareto k
 REFERENCES = HERE / "references"
+MANY = 1000  # effects of clients, of which a file has no references
 INNER = ("raw_", "root_", "cut_")  # sites that have no counterpart, or follow from others
 
 
@@ -62,7 +63,7 @@ def refer(name: str, folder: Path) -> None:
     began = time.process_time()
     draws = pooled.nuts(method, case.family, case.table(folder))
     seconds = round(time.process_time() - began, 1)
-    names = [n for n in draws if not n.startswith(INNER)]
+    names = [n for n, v in draws.items() if not n.startswith(INNER) and v[0, 0].size < MANY]
     arviz = import_arviz()
     mixed = arviz.rhat(arviz.convert_to_dataset({n: draws[n] for n in names}))
     worst = max(float(mixed[n].max()) for n in names)

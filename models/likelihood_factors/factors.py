@@ -47,6 +47,7 @@ NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, an
 LATTICE = 32, 128  # of more effects, in all
 MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by eta
 NEWTON_TOLERANCE = 1e-10  # Newton decrement that ends them
+COARSE_TOLERANCE = 1e-3  # the same by a coarse rule, whose maximum is a starting point
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
 MAX_ROUNDING_ERROR = 10.0  # rounding error of a log density that excludes it
 EXACT_DIGITS = 1e-12  # pivot that is exact to some digits, relative to its diagonal of A
@@ -197,12 +198,21 @@ class Factor(NamedTuple):
             for precision in (precisions[i], precisions[j]):
                 near = near & ((off * times(precision, off)).sum(-1) > MIN_MODE_DISTANCE**2)
             several = several | (near & curved)
-        best = torch.stack([heights[0] + 1e-6, *heights[1:]]).nan_to_num(nan=-torch.inf).argmax(0)
+        best = (
+            torch.stack([heights[0] + COARSE_TOLERANCE, *heights[1:]])
+            .nan_to_num(nan=-torch.inf)
+            .argmax(0)
+        )
         highest = torch.stack(maxima)[best, torch.arange(len(mean))]
         return torch.where(curved[:, None], highest, mean), several
 
     def _climb(self, at: Tensor, near: Tensor, fine: bool) -> tuple[Tensor, Expansion]:
-        """Return the maximum of L(u) times the cavity, [C, p], and the expansion there."""
+        """Return the maximum of L(u) times the cavity, [C, p], and the expansion there.
+
+        The score by a coarse rule is not the derivative of its value, as the nodes depend on u.
+        Steps by it soon gain nothing, so that they end earlier.
+        """
+        tolerance, least = (NEWTON_TOLERANCE, 1e-8) if fine else (COARSE_TOLERANCE, 1e-2)
         off = at - self.u[:, self.structure.reads]
         best = self._expand(at, near, fine)
         height = best.value - 0.5 * (off * times(self.precision, off)).sum(-1)
@@ -214,7 +224,7 @@ class Factor(NamedTuple):
             basis = torch.linalg.solve_triangular(lower.mT, vectors, upper=True)
             size = 1 + values.clamp(min=-MAX_NEGATIVE_CURVATURE)  # minus the Hessian in this basis
             way = times(basis, times(basis.mT, slope) / size)
-            done = done | ((slope * way).sum(-1) < NEWTON_TOLERANCE) | (share < 1e-8)
+            done = done | ((slope * way).sum(-1) < tolerance) | (share < least)
             if bool(done.all()):
                 break
             new = at + torch.where(done, 0.0, share)[:, None] * way

@@ -64,6 +64,7 @@ UNMIXED = (
 
 MIN_CHANGE_FRACTION = 0.125  # part of the changes of factors that a round makes at least
 MIN_OVERSHOOT = 0.5  # change of the mean that turns back, relative to its last change and its sd
+MIN_COSINE = 0.8  # of two changes of the mean in nearly the same direction
 IMPROPER = f"the product of prior and factors is not a distribution; {CURE}"
 
 
@@ -209,18 +210,23 @@ class LikelihoodFactors:
             share /= 2
 
     def _next_share(self, server: Tensors, mean: Tensor) -> Tensors:
-        """Return the part of changes that the next round makes, half if the mean overshoots.
+        """Return the part of changes that the next round makes, given the last two of the mean.
 
-        It does if it turns back, by at least half of its last change and of a standard deviation.
+        It is half as large after an overshoot, which turns back by at least half of the last change
+        and of a standard deviation. It is twice as large, up to all, while the mean moves on in
+        nearly the same direction, as small parts of changes need many rounds.
         """
         change = (mean - to_cpu_double(server["mean"])) / to_cpu_double(server["sd"])
         last, share = to_cpu_double(server["server/change"]), server["server/share"]
         size = float(change.norm())
         back = float(change @ last) < 0 and size > MIN_OVERSHOOT * max(1.0, float(last.norm()))
+        forward = float(change @ last) > MIN_COSINE * size * float(last.norm())
         # The mean also turns back as other clients report for the first time.
         whole = bool(server["server/reported"].all()) and self.structure.linear is None
         if back and whole:
             share = (share / 2).clamp(min=MIN_CHANGE_FRACTION)
+        elif forward and whole:
+            share = (share * 2).clamp(max=1.0)
         return {"server/change": change, "server/share": share}
 
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
