@@ -1,5 +1,7 @@
 # Fit the cases by maximum likelihood with lme4, glmmTMB, ordinal and survival, and write lme4.json.
 #
+# Simulated tables are also read from the folder, where `simulated.py FOLDER` writes them.
+#
 # Run: Rscript examples/regression/lme4.R FOLDER_OF_CSV_FILES
 suppressMessages({
   library(lme4)
@@ -41,6 +43,14 @@ cumulative <- function(m) {
   c(fixed(coef(summary(m))), list(sd = sqrt(VarCorr(m)[[1]][1]), seconds = seconds))
 }
 
+# Logistic regression of simulated rows, by all columns but those of groups.
+linear <- function(name) {
+  rows <- table_of(name)
+  covariates <- setdiff(names(rows), c("client", "y"))
+  mixed(glmer(reformulate(c(covariates, "(1 | client)"), "y"), rows, binomial))
+}
+rated <- y ~ 1 + (1 | item) + (1 | rater) + (1 | client)
+
 nes <- partyid7 ~ real_ideo + race_adj + factor(age_discrete) + educ1 + gender + income + (1 | year)
 stress <- stress ~ age + gender + experien + factor(wardtype) + factor(hospsize) + (1 | hospital)
 found <- list(
@@ -78,6 +88,14 @@ found <- list(
   sleepstudy_lognormal = mixed(lmer(log(Reaction) ~ Days + (Days | Subject), sleep)),
   penguins_beta = tmb(glmmTMB(shape ~ species + sex + (1 | island), penguins, beta_family())),
   nurses_cumulative = cumulative(clmm(update(stress, factor(.) ~ .), nurses)),
+  hospitals_160 = linear("hospitals_160"),
+  hospitals_929 = linear("hospitals_929"),
+  admissions = linear("admissions"),
+  ratings = mixed(glmer(rated, table_of("ratings"), binomial)),
+  thirty_items = mixed(glmer(rated, table_of("thirty_items"), binomial)),
+  coefficients_60 = linear("coefficients_60"),
+  clients_5000 = linear("clients_5000"),
+  uneven = linear("uneven"),
   kidney_cox = fixed(
     coef(summary(coxph(Surv(time, status) ~ age + sex + strata(disease), table_of("kidney")))), 3
   )

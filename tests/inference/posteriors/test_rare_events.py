@@ -199,7 +199,7 @@ NUTS = {  # mean and sd of 40,000 draws by NumPyro on the pooled rows
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_counts_that_say_little_of_a_shape_leave_it_near_its_prior(seed):
+def test_counts_with_little_information_on_a_shape(seed):
     """The likelihood is convex in the log of the shape: far out, factors may exceed the prior.
 
     The server's chains then went to a shape of 0, and the fit fell back to PVI with a warning.
