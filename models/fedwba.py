@@ -85,8 +85,8 @@ def build(
     """Build FedWBA (particles of every client, aggregated by their Wasserstein barycenter).
 
     Args:
-        net: Network; all its parameters are random, as one site "w" of D numbers, in the order of
-            `net.shapes`.
+        net: Network; all its parameters are random, as one site "network" of D numbers, in the
+            order of `net.shapes`. A posterior also has each tensor by its name.
         likelihood: Likelihood of a row, given the network's outputs.
         prior: Kernel of the prior's density; `dist.Normal` alone.
         guide: Distribution of a particle; `guides.delta` alone, as q(w_j) is a set of points.
@@ -116,9 +116,14 @@ def build(
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample a client's network from the kernel density of the server's particles."""
         with batch.clients():
-            w = pyro.sample("w", KernelDensity(received["v"], bandwidth))  # p(w_j), [..., C, 1, D]
+            density = KernelDensity(received["v"], bandwidth)
+            w = pyro.sample("network", density)  # p(w_j), [..., C, 1, D]
+            weights = {
+                name: pyro.deterministic(name, value, event_dim=len(net.shapes[name]))
+                for name, value in split_vectors(w, net.shapes).items()
+            }
             with batch.rows():
-                outputs = net(split_vectors(w, net.shapes), batch.x)
+                outputs = net(weights, batch.x)
                 pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)
 
     def select(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -133,12 +138,13 @@ def build(
             client = torch.arange(clients, device=at.device)[:, None].expand_as(at)
             middle = (place == 0)[..., None]  # as of the mean of the guide
             w = torch.where(middle, cloud.mean(1)[:, None], cloud[client, at])
-            pyro.sample("w", dist.Delta(w, event_dim=1))
+            pyro.sample("network", dist.Delta(w, event_dim=1))
 
     def every_particle(received: Tensors, local: Tensors, batch: Batch) -> None:
         """Set the network to each of the client's particles, along the axis of draws."""
         with batch.clients():
-            pyro.sample("w", dist.Delta(local["w"].movedim(-2, 0), event_dim=1))  # [M, C, 1, D]
+            every = local["w"].movedim(-2, 0)  # [M, C, 1, D]
+            pyro.sample("network", dist.Delta(every, event_dim=1))
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the server's particles around the network's own random draw."""
@@ -227,7 +233,7 @@ class Stein(OfGradients):
 
     Attributes:
         loss: mean over particles of the negative log posterior density, [C].
-        guide: program that sets "w" to each particle along the axis of draws.
+        guide: program that sets "network" to each particle along the axis of draws.
     """
 
     guide: Program

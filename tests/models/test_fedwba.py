@@ -28,7 +28,7 @@ PROMISES = {
     "fedwba": Promises(
         message=(PARTICLES * toys.ALL, PARTICLES * toys.ALL),
         settings={"particles": PARTICLES, "epochs": 2},
-        sites={"w": ("w_dim_0",)},
+        sites={"network": ("network_dim_0",), **toys.AXES},
         sent=frozenset({"w"}),
         random=True,
     )
@@ -157,7 +157,7 @@ def test_draws_are_the_particles_of_the_client():
     data = regression((3, 8), 2)
     method = linear(2, particles=7, init_scale=0.3)
     run = pyrofl.fit(method, data, 2, participation=fraction(0.5), progress=False)
-    draws = pyrofl.posterior(method, data, run.state, 700)["w"]
+    draws = pyrofl.posterior(method, data, run.state, 700)["network"]
     for j in range(2):
         w = run.state.client_states["w"][j] if run.state.seen[j] else run.state.server["v"]
         nearest = (draws[:, j, None] - w).abs().sum(-1).min(1)
@@ -182,4 +182,6 @@ def test_the_command_saves_particles_of_the_whole_network(tmp_path):
     (path,) = tmp_path.glob("r/**/posterior.nc")
     posterior = import_arviz().from_netcdf(path)["posterior"]
     size = sum(s.numel() for s in build("mlp:4", (64,), 10).shapes.values())
-    assert posterior["w"].sizes["w_dim_0"] == size
+    assert posterior["network"].sizes["network_dim_0"] == size
+    first = posterior["network"].isel(chain=0, client=0).values[:, : 4 * 64]
+    assert (first == posterior["fc1.weight"].isel(chain=0, client=0).values.reshape(20, -1)).all()
