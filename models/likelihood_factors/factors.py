@@ -46,7 +46,7 @@ from pyrofl.tensors import Tensors, add_trailing_axes, generator, times
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
 LATTICE = 32, 128  # of more effects, in all
 MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by eta
-NEWTON_TOLERANCE = 1e-14  # Newton decrement that ends them
+NEWTON_TOLERANCE = 1e-10  # Newton decrement that ends them
 COARSE_TOLERANCE = 1e-3  # the same by a coarse rule, whose maximum is a starting point
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
 MAX_ROUNDING_ERROR = 10.0  # rounding error of a log density that excludes it
@@ -224,7 +224,9 @@ class Factor(NamedTuple):
             basis = torch.linalg.solve_triangular(lower.mT, vectors, upper=True)
             size = 1 + values.clamp(min=-MAX_NEGATIVE_CURVATURE)  # minus the Hessian in this basis
             way = times(basis, times(basis.mT, slope) / size)
-            done = done | ((slope * way).sum(-1) < tolerance) | (share < least)
+            # The step from a point within the tolerance is made, as its error is the square of it.
+            is_last = (slope * way).sum(-1) < tolerance
+            done = done | (share < least)
             if bool(done.all()):
                 break
             new = at + torch.where(done, 0.0, share)[:, None] * way
@@ -241,6 +243,7 @@ class Factor(NamedTuple):
                 )
             )
             share = torch.where(good, 1.0, share / 4)
+            done = done | is_last
         return at, best
 
     def _curvature(self, expansion: Expansion) -> Tensor:

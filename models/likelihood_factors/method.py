@@ -34,6 +34,7 @@ from pyrofl.models.likelihood_factors.leaving import (
     MIN_RELATIVE_VARIANCE,
     blended_weights,
     inverse,
+    normal_cavity,
     positive,
     truncated_weights,
     without_client,
@@ -171,6 +172,12 @@ class LikelihoodFactors:
         one = torch.eye(len(reads), dtype=u.dtype)
         spread = positive(spread + MIN_RELATIVE_VARIANCE * one)
         precision = inverse(spread) / (sd[:, None] * sd)
+        few = 1 / weight.square().sum(0) < MIN_EFFECTIVE_SHARE * len(u)
+        if not self.structure.client_sites.size and bool(few.any()):
+            normal = normal_cavity(u, reads, factors["shift"], factors["precision"])
+            few &= normal.valid
+            mean = torch.where(few[:, None], normal.mean, mean)
+            precision = torch.where(few[:, None, None], normal.precision, precision)
         with torch.no_grad():
             _, roots, _ = self._stated(self._evaluated(mean))
         cavity_tensors = {"mean": mean, "cavity": precision, "root": roots}

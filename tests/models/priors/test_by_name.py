@@ -20,13 +20,12 @@ from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.models import fedavg, fedhb, guides, pfedbayes, pfedvem, priors
 
-BUILT = [m for m, build in table.BUILDS.items() if "prior" in argument_types(build)]
-HIERARCHICAL = [
+BUILT = [
     m
-    for m in BUILT
-    if m != "fedwba"  # whose particles have one prior
-    and argument_types(table.BUILDS[m])["prior"] == priors.PriorFamily
+    for m, build in table.BUILDS.items()
+    if "prior" in argument_types(build) and m != "fedwba"  # whose particles have one prior
 ]
+HIERARCHICAL = [m for m in BUILT if argument_types(table.BUILDS[m])["prior"] == priors.PriorFamily]
 MIXED = {"head.weight*": dist.Laplace, "*": dist.Normal}
 
 
