@@ -158,7 +158,11 @@ class LikelihoodFactors:
         return drawn | under("server", none)
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client the moments of all draws, weighted by the inverse of its own factor."""
+        """Send each client the moments of all draws, weighted by the inverse of its own factor.
+
+        Where few draws are effective, and clients have no effects, a normal distribution with the
+        moments of the draws is divided by the factor.
+        """
         u, reads = to_cpu_double(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
