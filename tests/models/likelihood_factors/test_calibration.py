@@ -69,8 +69,8 @@ def test_ranks_are_uniform():
     assert found.p_value > 0.01
 
 
-# Chains are short here: over seeds, Pareto k of one row is between .34 and .82.
-@pytest.mark.filterwarnings("ignore:Pareto k is above 0.67 in 1 of 12 rows")
+# Chains are short here: over seeds, Pareto k of two rows is between .34 and .82.
+@pytest.mark.filterwarnings("ignore:Pareto k is above 0.67 in [12] of 12 rows")
 def test_checks_and_figures_accept_a_run(monkeypatch):
     monkeypatch.setattr(sampler, "NUM_METRIC_UPDATES", 1)
     data = ragged()

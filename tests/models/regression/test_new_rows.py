@@ -69,6 +69,8 @@ def test_expected_responses_of_a_quantile_regression_are_means():
     assert abs(table.loc["x = 0.0", "mean"] - at_zero) < 0.1 * table.loc["x = 0.0", "sd"]
 
 
+# The scale of three clients has a heavy tail: over seeds, Pareto k of its sd is about .7.
+@pytest.mark.filterwarnings("ignore:estimates of corrected draws .* for the sd of")
 def test_rates_below_zero_are_refused_where_counts_are_drawn():
     run = fitted("count ~ x + (1 | client)", family="poisson", link="identity")
     with pytest.raises(ValueError, match=r"count of row 1 is negative in .+% of the draws"):
