@@ -46,7 +46,7 @@ from pyrofl.tensors import Tensors, add_trailing_axes, generator, times
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
 LATTICE = 32, 128  # of more effects, in all
 MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by eta
-NEWTON_TOLERANCE = 1e-10  # Newton decrement that ends them
+NEWTON_TOLERANCE = 1e-16  # Newton decrement that ends them
 COARSE_TOLERANCE = 1e-3  # the same by a coarse rule, whose maximum is a starting point
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
 MAX_ROUNDING_ERROR = 10.0  # rounding error of a log density that excludes it
