@@ -135,7 +135,7 @@ curve_of <- function(m) {
 }
 
 # Other models.
-# Gaussian process with a squared exponential covariance, whose standard deviation, length scale and
+# Gaussian process with a squared exponential covariance. Its standard deviation, length scale and
 # noise have the highest restricted likelihood (Rasmussen and Williams 2006, section 2.7).
 gaussian_process <- function(x, y) {
   covariance <- function(v) {

@@ -233,7 +233,7 @@ EXPRESSIONS = {
     "r_squared": "effects.r2(run)",
     "standardize": "effects.standardize(run)",
 }
-"""Row -> the call whose result is compared, if it is not of the parameters."""
+"""Row -> the call that returns the compared result, if it is not of the parameters."""
 
 _NESTS = (
     "the standard deviation of 27 nests, and with it the error of the intercept, is a tenth larger "
@@ -264,7 +264,7 @@ REASONS = {
     "standardize": "sums of probabilities are convex in the coefficients; at their posterior means "
     "the shift is 0.05",
 }
-"""Row whose shift or ratio exceeds `FEATURE_LIMITS` -> the reason."""
+"""Row with a shift or ratio beyond `FEATURE_LIMITS` -> the reason."""
 
 FEATURE_LIMITS = 0.1, (0.9, 1.1)  # shift, ratio
 
@@ -278,7 +278,7 @@ delta method. Survival curves and restricted means are posterior medians.
 """
 
 OTHERS = """Reasons for larger shifts, and for ratios below
-0.9 or above 1.1, are below the table. Missing are skew_normal, whose R package is not installed,
+0.9 or above 1.1, are below the table. Missing are skew_normal, for which no R package is installed,
 and `cs(x)`, which these packages do not have.
 """
 

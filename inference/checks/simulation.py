@@ -169,6 +169,10 @@ def sbc(
     deterministic ones. Replications are fitted together, in the time of one federation with that
     many more clients.
 
+    Draws are those of `pyrofl.posterior`. The importance weights by which `Run.to_arviz` corrects
+    draws of hierarchical models are not applied, so that corrected draws may be closer to uniform
+    ranks.
+
     Args:
         method: a method, or round number (from 0) -> method.
         data: template federation; held-out clients and test rows are ignored.

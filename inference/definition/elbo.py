@@ -153,11 +153,11 @@ class Directed:
 
 
 class AddDirections(torch.autograd.Function):
-    """Autograd function for a loss [C] whose gradients by some tensors have directions added."""
+    """Autograd function that adds directions to the gradients of a loss [C] by some tensors."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, many: int, *tensors: Tensor) -> Tensor:
-        """Return the loss as it is, given as many directions and tensors [C, *p]."""
+        """Return the loss, given `many` directions and then the tensors [C, *p]."""
         ctx.save_for_backward(*tensors[:many])
         return value.view_as(value)
 

@@ -49,8 +49,8 @@ def find_structure(
 ) -> tuple[Structure, str]:
     """Return the structure of a program, and a description of its sites.
 
-    It is found from rows of the first clients and of clients whose rows contradict theirs, such as
-    those with another value of a covariate, or, of an outline, from simulated rows.
+    It is found from rows of the first clients and of clients with rows that contradict theirs, such
+    as those with another value of a covariate, or, of an outline, from simulated rows.
 
     Raises:
         OtherStructure: if the program has no such structure.
@@ -75,7 +75,7 @@ def find_structure(
 
 
 def _contradicting(structure: Structure, data: Federation) -> Tensor:
-    """Return the id of the first client whose rows contradict a structure, if there is one."""
+    """Return the id of the first client with rows that contradict a structure, if any."""
     for ids in torch.arange(data.clients).split(CHECKED_AT_ONCE):
         try:
             refuse_contradicting_rows(structure, on_cpu(data.batch(ids)))

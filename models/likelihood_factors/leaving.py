@@ -67,15 +67,17 @@ class NormalCavity(NamedTuple):
 
 
 def normal_cavity(u: Tensor, reads: Tensor, shift: Tensor, precision: Tensor) -> NormalCavity:
-    """Divide the normal distribution with the moments of draws u [S, d] by factors, in closed form.
+    """Divide the normal distribution with the moments of draws by each client's factor.
 
-    As in expectation propagation (Minka, UAI 2001). Weighted draws are more accurate, but too few
-    are effective where a client has much of the information on a variable.
+    With mean m and precision Q of the variables that likelihoods read, the quotient is normal with
+    precision Q - P and mean (Q - P)^-1 (Q m - h); see Minka, "Expectation propagation for
+    approximate Bayesian inference", UAI 2001, section 3. Weighted draws are more accurate, but too
+    few of them are effective where a client has much of the information on a variable.
 
     Args:
         u: draws of the shared variables, [S, d].
         reads: positions of the p variables that likelihoods read.
-        shift: shift h of the factors exp(-u' P u / 2 + h' u), [C, p].
+        shift: h of the factors exp(-v' P v / 2 + h' v), [C, p].
         precision: P, [C, p, p].
     """
     middle, sd = u.mean(0), u.std(0).clamp(min=1e-150)
@@ -86,10 +88,10 @@ def normal_cavity(u: Tensor, reads: Tensor, shift: Tensor, precision: Tensor) ->
     others = whole - precision * (scale[:, None] * scale)
     values, vectors = torch.linalg.eigh((others + others.mT) / 2)
     valid = values[:, 0] > MIN_RELATIVE_PRECISION * torch.linalg.eigvalsh(whole)[0]
-    slope = times(precision, middle[reads]) - shift  # of the log of 1 / t_j at the mean
+    slope = times(precision, middle[reads]) - shift  # of log 1 / t_j at m
     inverted = (vectors / values.clamp(min=1e-12)[:, None]) @ vectors.mT
-    off = times(inverted, slope * scale)
-    mean = middle + sd * times(covariance @ whole, off)
+    off = times(inverted, slope * scale)  # of the mean from m, in standard deviations
+    mean = middle + sd * times(covariance @ whole, off)  # others by linear regression on these
     return NormalCavity(mean, others / (scale[:, None] * scale), valid)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -133,6 +133,10 @@ class LatestOutputs:
     def __init__(self, predict: Callable[[Tensors, Tensor], Tensors]) -> None:
         self.predict = predict
         self._outputs: list[Outputs] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the outputs out of a copy or pickle: other processes compute their own."""
+        return LatestOutputs, (self.predict,)
 
     def __call__(self, held: Tensors, ids: Tensor) -> tuple[Tensors, Tensors]:
         """Return the leaves of the graph, and the outputs [C, *p] of clients in any order."""

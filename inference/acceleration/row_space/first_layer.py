@@ -210,9 +210,9 @@ def layer_outputs(rows: Tensor, weight: Tensor) -> Tensor:
 class RowLayer(torch.autograd.Function):
     """Autograd function for a layer's outputs, and two numbers that its weight contributes.
 
-    These are half the squared distance to its prior mean, and zero, whose gradient is the constant
-    direction. The gradient is by a weight instead of the coefficients: D at the rows, X X' D, the
-    distance and the direction.
+    These are half the squared distance to its prior mean, and zero, which has the constant
+    direction as its gradient. The gradient is by a weight instead of the coefficients: D at the
+    rows, X X' D, the distance and the direction.
     """
 
     @staticmethod

@@ -24,7 +24,7 @@ class InRowsPrior:
         half: half the squared distance from it, [C]; computed with the outputs by one function, so
             that gradients of both are added in one tensor.
         is_directed: whether the last A is a constant direction of the gradient.
-        along: zeros [C] whose gradient by the weight is that direction; computed like `half`.
+        along: zeros [C] with that direction as gradient by the weight; computed like `half`.
     """
 
     name: str

@@ -69,7 +69,8 @@ def test_ranks_are_uniform():
     assert found.p_value > 0.01
 
 
-# Chains are short here: over seeds, Pareto k of two rows is between .34 and .82.
+# Over eight seeds, Pareto k of the most influential row is between .34 and .79, and of the next one
+# up to .69, also with chains of full length: rounding decides how many are above 0.67.
 @pytest.mark.filterwarnings("ignore:Pareto k is above 0.67 in [12] of 12 rows")
 def test_checks_and_figures_accept_a_run(monkeypatch):
     monkeypatch.setattr(sampler, "NUM_METRIC_UPDATES", 1)

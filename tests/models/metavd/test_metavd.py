@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -169,6 +170,13 @@ def test_parameters_are_computed_again_once_something_was_written(forward_passes
     values = {n: v.clone() for n, v in before.items()}
     before["fc2.weight"].zero_()
     toys.assert_same(SOURCE.read(server, ids), values)
+
+
+def test_copies_for_other_processes_have_no_outputs():
+    latest = hypernetwork.LatestOutputs(lambda held, ids: {"out": held["w"][ids]})
+    latest({"w": torch.randn(3, 1000)}, torch.tensor([0, 2]))
+    assert len(latest._outputs) == 1
+    assert copy.deepcopy(latest)._outputs == []
 
 
 def test_outputs_beyond_the_bound_teach_nothing():
