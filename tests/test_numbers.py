@@ -8,6 +8,8 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
@@ -34,6 +36,23 @@ def regression_scripts(monkeypatch) -> Path:
     folder = EXAMPLES / "regression"
     monkeypatch.syspath_prepend(str(folder))
     return folder
+
+
+def test_scripts_that_are_imported_by_name_have_unique_names():
+    # Tests of a worker share `sys.modules`, where the first script of a name would hide others.
+    root = EXAMPLES.parent
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["pytest"]
+    on_path = [root / name for name in settings["ini_options"]["pythonpath"]]
+    on_path += [EXAMPLES / name for name in ("regression", "papers", "papers/parity")]
+    on_path += [EXAMPLES / "docs", EXAMPLES / "docs/making", root / "tests/inference/acceleration"]
+    scripts = [path for folder in on_path for path in sorted(folder.glob("*.py"))]
+    imported = {
+        name
+        for path in [*scripts, *root.glob("tests/**/test_*.py")]
+        for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M)
+    }
+    names = Counter(path.stem for path in scripts)
+    assert [name for name in sorted(imported) if names[name] > 1] == []
 
 
 def test_features_that_differ_from_r_are_those_with_a_reason(regression_scripts: Path):

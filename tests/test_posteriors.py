@@ -7,8 +7,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import grouped_tables
 import hard
-import lines
+import normal_models
 import numpy as np
 import page
 import pandas as pd
@@ -17,7 +18,6 @@ import pyro.distributions as dist
 import pytest
 import references
 import run
-import tables
 import torch
 from density import Density
 from methods import METHODS
@@ -58,7 +58,7 @@ def few() -> Federation:
 
 @pytest.fixture
 def hierarchy(monkeypatch) -> Problem:
-    monkeypatch.setattr(tables, "few", few, raising=False)
+    monkeypatch.setattr(grouped_tables, "few", few, raising=False)
     monkeypatch.setattr(hard, "means", means, raising=False)
     return Problem("means", "few", "hard.means", "mu", "normal", own="theta")
 
@@ -121,10 +121,10 @@ def test_methods_are_exact_for_one_normal_mean(method, mean):
 def test_sums_have_the_density_of_the_rows(name, monkeypatch):
     """Up to a constant, on 30 simulated rows of three clients; the tables are not included."""
     g = np.random.default_rng(0)
-    names = [*lines.NES, "partyid7", "floor", "log_radon"]
+    names = [*normal_models.NES, "partyid7", "floor", "log_radon"]
     table = pd.DataFrame(g.normal(size=(30, len(names))), columns=names)
     table["year"] = table["county_name"] = table["log_uranium"] = 1.0 * (np.arange(30) % 3)
-    monkeypatch.setattr(tables, "read", lambda _: table)
+    monkeypatch.setattr(grouped_tables, "read", lambda _: table)
     problem = load(name)
     rows = Density.of(problem.program, problem.federation, problem.shared)
     sums = Density.of(*problem.pooled(), problem.shared)
@@ -185,10 +185,10 @@ def test_accurate_results_may_exceed_limits_by_their_errors():
     assert not accurate(good | {"shift": none, "energy": Worst(0.015, "", 0.002)})
 
 
-@pytest.mark.parametrize("name", tables.PARTITIONS)
+@pytest.mark.parametrize("name", grouped_tables.PARTITIONS)
 def test_partitions_keep_every_row(name):
-    data = tables.levels()
-    found = tables.partitioned(data, name)
+    data = grouped_tables.levels()
+    found = grouped_tables.partitioned(data, name)
     rows = torch.cat(found.train)
     assert rows.sort().values.equal(torch.arange(60))
     if name == "one_large":
@@ -202,11 +202,11 @@ def test_partitions_keep_every_row(name):
 
 
 def test_difficult_clients_are_as_described():
-    data = tables.separated()
+    data = grouped_tables.separated()
     x, y = data.x[data.train[0], 0], data.y[data.train[0]]
     assert y.equal((x > 0).double())
     assert bool((data.y[data.train[1]] == 1).all())
-    levels = tables.levels()
+    levels = grouped_tables.levels()
     assert [bool(levels.x[rows, 1].any()) for rows in levels.train] == [True] + [False] * 4
 
 
@@ -214,7 +214,7 @@ def test_difficult_clients_are_as_described():
 def test_problems_describe_their_reference(name):
     problem = load(name)
     assert problem.name == name
-    assert problem.partition in tables.PARTITIONS
+    assert problem.partition in grouped_tables.PARTITIONS
     assert callable(problem.program)
     known = Reference.load(HERE / "references", problem.reference)
     sites = {label.partition("[")[0] for label in known.statistics}

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import tables
+import grouped_tables
 
 from pyrofl import Federation
 from pyrofl.inference.definition.programs import Program
@@ -28,11 +28,11 @@ class Problem:
 
     Attributes:
         name: of the posterior.
-        data: function of `tables` that returns the federation.
+        data: function of `grouped_tables` that returns the federation.
         model: MODULE.FUNCTION of the Pyro program, (received, local, batch).
         shared: sites that all clients share.
         responses: family of the responses.
-        partition: of the rows among clients, see `tables.partitioned`.
+        partition: of the rows among clients, see `grouped_tables.partitioned`.
         own: sites of each client that are compared, too.
         also: deterministic functions of the shared sites that are compared.
         hidden: shared sites that are not compared.
@@ -69,7 +69,7 @@ class Problem:
     @cached_property
     def federation(self) -> Federation:
         """The data set, with its rows partitioned among clients."""
-        return tables.partitioned(getattr(tables, self.data)(), self.partition)
+        return grouped_tables.partitioned(getattr(grouped_tables, self.data)(), self.partition)
 
     @property
     def program(self) -> Program:
@@ -91,7 +91,7 @@ class Problem:
         """Return program and data of the reference."""
         if self.sums is None:
             return self.program, self.federation
-        return _function(self.sums[0]), getattr(tables, self.sums[1])()
+        return _function(self.sums[0]), getattr(grouped_tables, self.sums[1])()
 
 
 def load(name: str) -> Problem:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cases import Case
-from problems import HERE, build
+from fit_cases import HERE, build
+from regression_cases import Case
 
 import pyrofl
 from pyrofl import effects

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, Case
+from regression_cases import CASES, Case
 
 from pyrofl.files.text_tables import markdown
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from binomial import HEART
-from lines import CENTER, NES
+from normal_models import CENTER, NES
 from torch import Tensor
 
 from pyrofl import Federation, datasets, federations

@@ -5,8 +5,8 @@ effects are within 0.1 standard deviations of the reference, and the ratios of s
 are 0.9 to 1.1, up to two Monte Carlo standard errors. Results are kept in results.json and
 references/NAME.json, and what is there is not computed again.
 
-Run: python examples/regression/problems.py [--cases NAMES] [--data FOLDER] [--out FILE.json]
-     python examples/regression/problems.py --references [--cases NAMES] (needs numpyro)
+Run: python examples/regression/fit_cases.py [--cases NAMES] [--data FOLDER] [--out FILE.json]
+     python examples/regression/fit_cases.py --references [--cases NAMES] (needs numpyro)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import CASES, FOLDER, Case
+from regression_cases import CASES, FOLDER, Case
 
 import pyrofl
 from pyrofl.inference.fitted_run.run import Run
