@@ -18,6 +18,7 @@ from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.origin import match_server, refuse_other_constants, validate_resume
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
 from pyrofl.inference.engine.requests import Backend
+from pyrofl.inference.engine.resume import validate_tensors
 from pyrofl.inference.engine.round import run_rounds
 from pyrofl.inference.engine.start import engine_starter, first, method_schedule
 from pyrofl.inference.engine.state import RoundState
@@ -83,7 +84,7 @@ def federate(
         keep_messages: False folds messages into one on arrival, for an `Aggregator`: memory holds
             the messages of one chunk only, and those of a `RoundState` are [0, ...].
         check: before round one, raise ValueError for a method that would give wrong numbers, see
-            `validate_method`.
+            `validate_method`, and for a resumed state whose tensors are not those of the method.
         record: run repeated updates from recorded operations, see `recordings`. None records
             those whose functions are all pyrofl's own. True records your functions too, several
             times faster: it is a promise that within a phase of a round their results depend on
@@ -101,8 +102,8 @@ def federate(
 
     Raises:
         ValueError: if the validation fails, privacy does not fit the method, a draw does not fit
-            the clients, a resumed state has other clients, rows or frozen weights, messages cannot
-            be folded but `keep_messages` is False, or the engine cannot start.
+            the clients, a resumed state has other clients, rows, tensors or frozen weights,
+            messages cannot be folded but `keep_messages` is False, or the engine cannot start.
         BadMessage: in a round, if a message is invalid and `on_bad_message` is "raise".
         ChildProcessError: in a round, if a worker dies.
 
@@ -131,6 +132,9 @@ def federate(
     if resume_from is not None:
         resume_from = validate_resume(resume_from, data)
         refuse_other_constants(at(max(resume_from.number - 1, 0)), resume_from.constants)
+        if check:
+            same, here = isinstance(method, Method), not callable(engine)
+            resume_from = validate_tensors(at, data, resume_from, exact=same, stored=here)
     if server_state is not None:
         server_state = match_server(at(0), data, server_state)
     if (begun := resume_from.number if resume_from else 0) < rounds:

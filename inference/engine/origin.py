@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pyrofl.data import Federation, Roster
 from pyrofl.extensions import find_extension
-from pyrofl.returned import as_tensors
+from pyrofl.inference.engine.client_states import ClientStates
+from pyrofl.returned import as_numbers, as_tensors
 from pyrofl.tensors import Tensors, pick
 
 if TYPE_CHECKING:
@@ -78,14 +79,16 @@ def validate_resume(start: RoundState, data: Federation) -> RoundState:
         "server_state=state"
     )
     names, rows = data.names[: data.clients], rows_of(data)
+    _refuse_odd_fields(start)
     if (had := len(start.seen)) != data.clients:
         raise ValueError(
             f"resume_from is a round of {had} clients, but the data have {data.clients}{cure}"
         )
     if start.number:
-        if start.names and start.names != names:
+        if start.names and tuple(start.names) != names:
             raise ValueError(f"{_difference(start.names, names)} in resume_from{cure}")
-        old_rows = rows if start.rows is None else start.rows.cpu()
+        of_state = rows if start.rows is None else start.rows
+        old_rows = as_numbers("resume_from.rows", of_state, tuple(rows.shape), torch.long).cpu()
         for j in (old_rows != rows).any(1).nonzero().flatten().tolist()[:1]:
             had, has = int(old_rows[j, 0]), int(rows[j, 0])
             difference = (
@@ -93,6 +96,18 @@ def validate_resume(start: RoundState, data: Federation) -> RoundState:
             )
             raise ValueError(f"{names[j]} has {difference} in resume_from{cure}")
     return replace(start, names=names, rows=rows)
+
+
+def _refuse_odd_fields(state: RoundState) -> None:
+    """Raise ValueError for a field of a wrong type or shape, as a user may have edited it."""
+    if not isinstance(state.number, int) or state.number < 0:
+        raise ValueError(f"resume_from.number is {state.number!r}; expected an integer >= 0")
+    seen = as_numbers("resume_from.seen", state.seen, (-1,), torch.bool)
+    as_numbers("resume_from.seen", seen, (seen.numel(),), torch.bool)
+    as_tensors("resume_from.server", state.server)
+    as_tensors("resume_from.message", state.message)
+    if not isinstance(state.client_states, ClientStates):
+        as_tensors("resume_from.client_states", state.client_states, len(seen))
 
 
 def refuse_other_clients(

@@ -163,7 +163,7 @@ def server() -> pyrofl.Server:
         (lambda: run(record="no"), "record is 'no'; expected True or False"),
         (
             lambda: run(server_state={"q/mu": torch.ones(3), "q/pi": torch.ones(())}),
-            r"'q/mu' of shape \[",
+            r"server_state: 'q/mu' is torch.float64 \[3\]; expected torch.float64 \[\]",
         ),
         (
             lambda: pyrofl.validate_method(method(), numbers(), chunk_size=0),
