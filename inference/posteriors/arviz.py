@@ -39,6 +39,7 @@ from pyrofl.inference.posteriors.pointwise import ClientValues, pointwise
 from pyrofl.inference.posteriors.provenance import facts, losses, movements, together
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.tensors import Tensors
+from pyrofl.user_warnings import warn_user
 
 RESERVED: tuple[str, ...] = (
     "chain",
@@ -127,7 +128,8 @@ def to_arviz(
     Args:
         runs: runs with different seeds.
         draws: number of draws of each run.
-        dims: site -> names of its axes; default "SITE_dim_0" and so on.
+        dims: site -> names of its axes; default "SITE_dim_0" and so on. Names of parameters that
+            are in none of the groups, such as one that the model does not sample, have no effect.
         coords: axis -> labels of its entries, such as the names of covariates.
         groups: names of the above, or "all": those that the method has, as an improper prior has no
             draws and no density.
@@ -162,7 +164,8 @@ def to_arviz(
             status of the run is "not converged" from then on. Also if two sets of weighted draws
             differ in a mean or standard deviation beyond their Monte Carlo errors, if no second set
             is near enough for that, and if Pareto k of an estimate is above 0.7, for 1,000 exact
-            draws or more beyond its error. These warnings are in `Run.warnings`, too.
+            draws or more beyond its error. These warnings are in `Run.warnings`, too. Also if none
+            of the names in dims has an effect.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)
@@ -256,15 +259,22 @@ def _refuse_unknown_names(
 ) -> dict[str, Sequence[Any]]:
     """Validate the site and axis names of `dims` and `coords`; return `coords` as a dict.
 
-    Unknown sites in dims, or axes in coords, raise ValueError.
+    Unknown sites in dims, or axes in coords, raise ValueError. Parameters that are in no group, as
+    points that the model does not sample, are permitted, with a warning if dims has no others.
     """
-    sites = {n: None for variables in groups.values() for n in variables}
-    # A point parameter has no draws, but its axes may be named.
-    states = (*sites, *state.server, *state.client_states)
-    sites |= {site: None for n in states if (site := n.partition("/")[2])}
+    names = {n: None for variables in groups.values() for n in variables}
+    names |= {site: None for n in names if (site := n.partition("/")[2])}  # of a site's statistics
+    states = (*state.server, *state.client_states)
+    parts = (n.partition("/") for n in states if not n.startswith("server/"))
+    parameters = {site: None for _, _, site in parts if site}
     axes = {a: None for group in groups.values() for v in group.values() for a in v.axes}
     for name in dims:
-        check_name(name, list(sites), "site in dims")
+        check_name(name, list(names | parameters), "site in dims")
+    if dims and not dims.keys() & names.keys():
+        warn_user(
+            f"dims of {', '.join(dims)} have no effect, as no variable of the groups "
+            f"{', '.join(groups)} has that name; leave them out"
+        )
     for name in coords:
         check_name(name, [a for a in axes if a not in RESERVED], "axis in coords")
     return dict(coords)

@@ -28,7 +28,7 @@ from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.export import import_arviz
-from pyrofl.models import fedavg, pfedvem
+from pyrofl.models import fedavg, metavd, pfedvem
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, spread_out
@@ -437,6 +437,19 @@ def test_axes_have_the_names_and_labels_that_are_given():
     )
     assert found["posterior"]["both"].dims[-1] == "term"
     assert found["posterior"]["term"].values.tolist() == ["intercept", "slope"]
+
+
+def test_names_of_parameters_that_are_in_no_group_have_no_effect_with_a_warning():
+    fitted = pyrofl.fit(metavd.build(toys.net("softmax")), toys.blobs(), 1, progress=False)
+    told = "dims of head.bias have no effect, as no variable of the groups posterior, sample_stats"
+    with pytest.warns(UserWarning, match=told):
+        fitted.to_arviz(5, {"head.bias": ("class",)})
+    found = fitted.to_arviz(5, {"head.bias": ("class",), "head.weight": ("a", "b")})
+    assert found["posterior"]["head.weight"].dims[-2:] == ("a", "b")
+    with pytest.raises(ValueError, match="unknown site in dims 'psi/bias0'"):  # of the server alone
+        fitted.to_arviz(5, {"psi/bias0": ("a",)})
+    with pytest.warns(UserWarning, match="dims of head.weight have no effect"):
+        fitted.to_arviz(5, {"head.weight": ("a", "b")}, groups=["constant_data"])
 
 
 @pytest.mark.parametrize(
