@@ -255,7 +255,7 @@ def fit(
                 find_extension("unrecorded updates") if loop.get("record") is None else None
             )
             slow = unrecorded(run.method, work) if unrecorded else ()
-            for told in (str(run.status), *run.warnings, *slow):
+            for told in dict.fromkeys((str(run.status), *run.warnings, *slow)):
                 shown.tell(told)
     if alternative is None or not failure:
         return run

@@ -369,10 +369,11 @@ class Run(Pickled, Summarized):
     def warnings(self) -> list[str]:
         """Warnings about numbers above their limit, unlearned widths, untrained models and draws.
 
-        Those about draws are of the last `to_arviz`. The first one is `switched`.
+        Those about draws are of the last `to_arviz`. The first one is `switched`, the second is the
+        status of a diverged or stuck run.
         """
-        last = self.records[-1] if self.records else None
-        texts = [self.switched]
+        last, status = self.records[-1] if self.records else None, self.status
+        texts = [self.switched, str(status) if status.kind in ("diverged", "stuck") else ""]
         texts += [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
@@ -434,7 +435,7 @@ class Run(Pickled, Summarized):
         down, up = sum(r.bytes_down for r in records), sum(r.bytes_up for r in records)
         sent = f"{down:,} down, {up:,} up"
         return {
-            "status": "; ".join([str(self.status), *self.warnings]),
+            "status": "; ".join(dict.fromkeys([str(self.status), *self.warnings])),
             "views": ", ".join(self.method.views),
             "clients": f"{data.clients} training, {data.held_out} held out",
             "scores": f"round {last[0]['round']}: {shown}" if last else "not evaluated yet",

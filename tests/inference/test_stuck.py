@@ -110,6 +110,7 @@ def test_a_run_that_learns_nothing_is_stuck_and_says_so_after_round_one(changed,
     with pytest.warns(UserWarning, match=f"after round 1: {words}"):
         run = fitted(**changed)
     assert run.status.kind == "stuck"
+    assert str(run.status) in run.warnings
     assert run.copy(records=run.records[:1]).status.kind == "stuck"
 
 

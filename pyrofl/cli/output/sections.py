@@ -42,7 +42,8 @@ def verdicts(saved: Sequence[SavedRun]) -> Section:
     section = Section("Convergence").table(("run", "rounds", "status"), lines)
     for one in saved:
         for note in one.facts.get("warnings", []):
-            section.note(f"{one.path.name}: {note}.")
+            if note != one.facts["status"]["text"]:  # which the table has
+                section.note(f"{one.path.name}: {note}.")
     return section
 
 
