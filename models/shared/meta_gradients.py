@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import OfGradients
+from pyrofl.inference.definition.elbo import AddDirections, OfGradients
 from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.tensors import Tensors, add_trailing_axes, pick, sum_per_client
 
@@ -43,7 +43,7 @@ def make_descent(
         """Return the client's local tensors after the differentiable gradient steps."""
         for _ in range(steps):
             local, moving = _requiring_grad(local, names)
-            slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
+            slopes = _gradient([loss(model, guide, received, local, batch)], moving)
             if clip is not None:
                 norm = (sum_per_client({n: v.square() for n, v in slopes.items()}) + 1e-12).sqrt()
                 shrink = (clip / norm).clamp(max=1)
@@ -120,13 +120,13 @@ class Maml(OfGradients):
             return loss(model, guide, received, near, second)
         value = loss(model, guide, received, near, second)
         free = {n: v for n, v in local.items() if v.requires_grad}
-        g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
-        slopes = _gradient(loss(model, guide, received, local, *last).sum(), moving)
-        curved = _gradient(sum_per_client({n: slopes[n] * g[n] for n in moving}).sum(), free)
-        line = sum_per_client(
-            {n: v * (g[n] - self.lr * curved[n].detach()) for n, v in free.items()}
-        )
-        return value.detach() + (line - line.detach())
+        g = {n: v.detach() for n, v in _gradient([value], free).items()}
+        slopes = _gradient([loss(model, guide, received, local, *last)], moving)
+        bent = [n for n, v in slopes.items() if v.requires_grad]  # others are constant
+        curved = _gradient([slopes[n] for n in bent], free, [g[n] for n in bent])
+        outer = [g[n] - self.lr * curved[n].detach() for n in free]
+        directed: Tensor = AddDirections.apply(value.detach(), len(outer), *outer, *free.values())
+        return directed
 
 
 def _requiring_grad(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
@@ -140,9 +140,19 @@ def _requiring_grad(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
     return local | moving, moving
 
 
-def _gradient(value: Tensor, of: Tensors) -> Tensors:
+def _gradient(
+    values: Sequence[Tensor], of: Tensors, along: Sequence[Tensor] | None = None
+) -> Tensors:
+    """Return the gradient of the sum of values, or of their inner product with constants."""
+    # Not by `ones_like`, so that a recorded step has no operation for them.
+    ones = [torch.ones(v.shape, dtype=v.dtype, device=v.device) for v in values]
     grads = torch.autograd.grad(
-        value, list(of.values()), create_graph=True, allow_unused=True, materialize_grads=True
+        values,
+        list(of.values()),
+        along or ones,
+        create_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
     )
     return dict(zip(of, grads, strict=True))
 

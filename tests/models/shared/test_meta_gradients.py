@@ -76,6 +76,14 @@ def test_maml_is_the_gradient_through_the_step():
     close(free, exact)
 
 
+def test_a_linear_loss_has_no_curvature():
+    def linear(_m: Program, _g: Program, _r: Tensors, local: Tensors, _b: Batch) -> Tensor:
+        return (local["w"] * MU).sum(1)
+
+    (free,) = slope(maml(linear, "w", 0.1, order="hessian_free"), {"w": AT}, TWO, "w")
+    close(free, MU)
+
+
 def test_each_part_of_the_gradient_has_rows_of_its_own():
     # L(w) = mean of (w - x)^4 / 4, so that slope and curvature depend on the rows.
     def quartic(m: Program, g: Program, r: Tensors, local: Tensors, batch: Batch) -> Tensor:
