@@ -12,6 +12,7 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 import torch.distributions as torchdist
+from numpy.typing import NDArray
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
@@ -71,14 +72,16 @@ class ClientNoise(Messenger):
     ) -> Tensor:
         """Return standard normal noise [C, *p] whose value per row does not depend on padding."""
         with self._unrecorded():
-            each, width = torch.empty(shape, dtype=dtype), shape[axis + 1]
-            counts = self._row_counts(width)
-            for client_noise, count, generator in zip(each, counts, self.generators, strict=True):
-                filled = client_noise.narrow(axis, 0, count)
-                filled.copy_(_of_rows(filled.shape, axis, generator))
-                if count < width:  # padding
-                    client_noise.narrow(axis, count, width - count).zero_()
-            noise = copy_to_device(each, device)
+            # By NumPy, as torch takes longer to slice and copy so few numbers.
+            each = np.empty(shape, np.float32 if dtype == torch.float32 else np.float64)
+            by_row = np.moveaxis(each, axis + 1, 1)  # [C, B, *p]
+            counts, seeds = self._row_counts(by_row.shape[1]), _random_seeds(self.generators)
+            drawn = np.empty(by_row.shape[1:])  # reused, so that it stays in the cache
+            for client_noise, count, seed in zip(by_row, counts, seeds, strict=True):
+                _draw_normals(drawn[:count], seed)
+                client_noise[:count] = drawn[:count]
+                client_noise[count:] = 0  # padding
+            noise = copy_to_device(torch.from_numpy(each).to(dtype), device)
         return self._note(("of_rows", shape, axis, dtype, device), noise)
 
     def _row_counts(self, width: int) -> list[int]:
@@ -227,12 +230,10 @@ def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch
     return noise
 
 
-def _of_rows(shape: torch.Size, axis: int, generator: Generator) -> Tensor:
-    """Draw float64 standard normal noise for one client's rows, which are along an axis."""
+def _draw_normals(values: NDArray[np.float64], seed: int) -> None:
+    """Fill an array with standard normal noise; its first rows do not depend on their number."""
     # NumPy's stream does not depend on its length, unlike torch.randn's.
-    row_generator = np.random.default_rng(_random_seed(generator))
-    leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
-    return torch.from_numpy(row_generator.standard_normal(leading)).movedim(0, axis)
+    np.random.default_rng(seed).standard_normal(out=values)
 
 
 def copy_to_device(noise: Tensor, device: torch.device) -> Tensor:
@@ -252,14 +253,17 @@ def _device(fn: Any) -> torch.device:
     return next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
 
 
-def _random_seed(generator: Generator) -> int:
-    # By NumPy, to avoid a read from a device.
-    return int(torch.randint(2**62, (), generator=generator).numpy())
+def _random_seeds(generators: Sequence[Generator]) -> list[int]:
+    """Draw a seed from each generator, without a read from a device."""
+    seeds = torch.empty(len(generators), dtype=torch.long)
+    for seed, generator in zip(seeds.unbind(), generators, strict=True):
+        seed.random_(0, 2**62, generator=generator)
+    return cast("list[int]", seeds.numpy().tolist())
 
 
 def _draw_rows(fn: Any, axis: int, generator: Generator) -> Tensor:
     """Draw values for one client's rows in blocks of fixed size, so that padding has no effect."""
-    row_generator = keyed(_random_seed(generator))
+    row_generator = keyed(*_random_seeds([generator]))
     count = fn.batch_shape[axis + 1]
     filled = (
         torch.arange(-(-count // ROWS_PER_BLOCK) * ROWS_PER_BLOCK)

@@ -68,11 +68,8 @@ def alike(digits, monkeypatch) -> Iterator[None]:
     def normals(generators: list[object], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.full((len(generators), *shape), NOISE, dtype=dtype)
 
-    def of_rows(shape: tuple[int, ...], axis: int, generator: object) -> Tensor:
-        return torch.full(shape, NOISE, dtype=torch.float64)
-
     monkeypatch.setattr(noise, "_normals", normals)
-    monkeypatch.setattr(noise, "_of_rows", of_rows)
+    monkeypatch.setattr(noise, "_draw_normals", lambda values, _: values.fill(NOISE))
     monkeypatch.setattr(torch, "randn", full)
     monkeypatch.setattr(torch, "randn_like", lambda v: torch.full_like(v, NOISE))
     monkeypatch.setattr(torch, "randperm", lambda n, generator=None, device=None: torch.arange(n))

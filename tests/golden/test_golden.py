@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
@@ -64,15 +64,15 @@ def constant(case, monkeypatch) -> None:
         """Draw the same for every client and every step to come: [C, steps, *p]."""
         return fill(shape[1:]).expand(len(generators), *shape).clone()
 
-    def of_rows(shape: Any, axis: int, generator: Generator) -> Tensor:
-        return fill([shape[axis], *shape[:axis], *shape[axis + 1 :]]).movedim(0, axis)
+    def of_rows(values: Any, seed: int) -> None:
+        values[:] = fill(values.shape).numpy()
 
     def shares(concentration: Tensor, *_: Any) -> Tensor:
         found = fill(concentration.shape).abs()
         return found / found.sum(-1, keepdim=True)
 
     monkeypatch.setattr(noise, "_normals", of_clients)
-    monkeypatch.setattr(noise, "_of_rows", of_rows)
+    monkeypatch.setattr(noise, "_draw_normals", of_rows)
     monkeypatch.setattr(
         "torch.distributions.normal._standard_normal", lambda shape, dtype, device: fill(shape)
     )
