@@ -40,6 +40,7 @@ def refuse_inplace_writes(function: str, *states: Mapping[str, Tensor]) -> Itera
             )
 
 
+@lru_cache(maxsize=4096)  # as every round asks for the same
 def matches(name: str, patterns: str) -> bool:
     """Return whether a name matches any of several shell patterns separated by spaces.
 

@@ -109,7 +109,9 @@ class Batch:
         for scale, *rows in zip(self._share.unbind(), *tensors.values(), strict=True):
             one: dict[str, Any] = dict(zip(tensors, rows, strict=True))
             one["known_scale"] = RowScale(one["mask"], self.size, one.get("weights"), scale)
-            yield Batch(**one, size=self.size, ids=self.ids, features=self.features)
+            batch = Batch(**one, size=self.size, ids=self.ids, features=self.features)
+            vars(batch)["_share"] = scale  # as if it had been asked for, which takes longer
+            yield batch
 
     def split(self, k: int) -> list[Batch]:
         """Split the rows of each client into k batches, such as support and query rows.

@@ -300,7 +300,7 @@ def aligned(
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply the rows of each client by its own weight matrix, and add its bias."""
-    if weight[0].numel() < PRODUCTS_ENTRIES:
+    if weight[0].numel() < PRODUCTS_ENTRIES or not torch.is_grad_enabled():
         return _product(x, weight, bias)
     y: Tensor = Products.apply(x, weight, bias)
     return y

@@ -234,16 +234,17 @@ class RowLayer(torch.autograd.Function):
         rows = pick_rows(products, at, client)
         ctx.gram, outputs = rows[..., :n], rows[..., n:].split(out, 2)
         ctx.rows = (at + client * whole.shape[1]).flatten()
-        y = whole.view(-1, whole.shape[2]).index_select(0, ctx.rows + n).view(*at.shape, -1)
+        moved = whole.view(-1, out)[n:].index_select(0, ctx.rows)  # of X X' C
+        y = moved.view(*at.shape, -1)
         for k, output in enumerate(outputs):
             y = torch.addcmul(y, output, whole[:, None, 2 * n + k])
         along = whole.new_zeros(len(whole)) if prior.is_directed else None
         ctx.difference = None
         if center is None:
             return y, None, along
-        moved = center.shape[1] == whole.shape[1]
-        ctx.difference = whole - center if moved else whole
-        ctx.along = ctx.difference[:, 2 * n :] if moved else whole[:, 2 * n :] - center
+        is_apart = center.shape[1] == whole.shape[1]
+        ctx.difference = whole - center if is_apart else whole
+        ctx.along = ctx.difference[:, 2 * n :] if is_apart else whole[:, 2 * n :] - center
         half, coefficients = (
             dot(ctx.difference[:, :n], ctx.difference[:, n : 2 * n]),
             ctx.along[..., 0],
@@ -275,7 +276,7 @@ class RowLayer(torch.autograd.Function):
             if ctx.difference is not None:
                 whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
         if along is not None:  # the direction is the last A
-            whole[:, -1] += along[:, None]
+            whole[:, -1].add_(along[:, None])  # `+=` would also copy it to itself
         return whole, center, *(None for _ in range(4))
 
 
@@ -289,7 +290,7 @@ class RowGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, gram: Tensor, rows: Tensor, shape: Size) -> Tensor:
         """Compute the gradient [C, 2 n + k, out] from that by the outputs, [C, B, out]."""
-        ctx.rows, n = rows + gram.shape[2], gram.shape[2]
+        ctx.rows, ctx.n, n = rows, gram.shape[2], gram.shape[2]
         whole = grad.new_zeros(shape)
         torch.bmm(gram.mT, grad, out=whole[:, n : 2 * n])
         whole.view(-1, shape[2]).index_add_(0, rows, grad.reshape(-1, shape[2]))
@@ -300,5 +301,5 @@ class RowGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the outputs [C, B, out] of the weight that moves along rows alone."""
         (whole,) = grads
-        entries = whole.reshape(-1, whole.shape[2]).index_select(0, ctx.rows)
+        entries = whole.reshape(-1, whole.shape[2])[ctx.n :].index_select(0, ctx.rows)
         return entries.view(ctx.batch), None, None, None
