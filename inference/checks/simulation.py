@@ -12,7 +12,8 @@ intervals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,9 +30,11 @@ from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.losses import Losses, comparable
+from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.posteriors.corrected import EXACT_POSTERIOR, CorrectionOutcome
+from pyrofl.inference.posteriors.draws import draws_specification, posterior
 from pyrofl.inference.posteriors.export import coordinates
 from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors
@@ -60,12 +63,15 @@ class Ranks:
         bins: number of bins of the test for uniform ranks.
         failed: "replication: reason" of fits that failed, diverged or are not finite. The ranks
             exclude these replications, so they describe the method only if this is empty.
+        uncorrected: "replication: reason" of draws that could not be corrected by importance
+            weights, although `sbc` was to correct them. Their ranks are those of the guide.
     """
 
     ranks: xarray.Dataset
     draws: int
     bins: int
     failed: tuple[str, ...] = ()
+    uncorrected: tuple[str, ...] = ()
 
     @property
     def places(self) -> xarray.Dataset:
@@ -160,6 +166,7 @@ def sbc(
     bins: AtLeastTwo | None = None,
     chunk_size: int | None = None,
     allow_diverged: bool = False,
+    corrected: bool = False,
     **what: Any,
 ) -> Ranks:
     """Check a method's calibration on data simulated from its own prior and likelihood.
@@ -169,9 +176,8 @@ def sbc(
     deterministic ones. Replications are fitted together, in the time of one federation with that
     many more clients.
 
-    Draws are those of `pyrofl.posterior`. The importance weights by which `Run.to_arviz` corrects
-    draws of hierarchical models are not applied, so that corrected draws may be closer to uniform
-    ranks.
+    Draws are those of `pyrofl.posterior`, that is, of the guide. With `corrected`, they are those
+    that `Run.to_arviz` returns by default: resampled by importance weights where possible.
 
     Args:
         method: a method, or round number (from 0) -> method.
@@ -188,6 +194,8 @@ def sbc(
             replications in each.
         chunk_size: clients per vectorized batch.
         allow_diverged: also rank fits that diverged; see `pyrofl.inference.monitoring.status`.
+        corrected: correct the draws of every replication by importance weights, one replication
+            after the other. A hierarchical model takes about a second for each.
         what: further arguments of `pyrofl.posterior`: model and adaptation. With rounds=0, the
             `server` of a fitted run and adaptation="fine_tune", the ranks are those of new clients.
 
@@ -199,7 +207,8 @@ def sbc(
             failed.
 
     Warns:
-        UserWarning: if fits failed, diverged or were not finite; `Ranks.failed` names them.
+        UserWarning: if fits failed, diverged or were not finite; `Ranks.failed` names them. Also if
+            draws could not be corrected; `Ranks.uncorrected` names their replications.
 
     Examples:
         >>> import pyrofl, torch
@@ -224,6 +233,7 @@ def sbc(
     last = at(max(rounds - 1, 0))
     ranks_by_replication: list[Tensors] = []
     failed: dict[int, str] = {}
+    uncorrected: dict[int, str] = {}
     fits = _fits(
         at, template, y, begin, seeds, allow_diverged, rounds=rounds, chunk_size=chunk_size
     )
@@ -232,7 +242,10 @@ def sbc(
         if not bad:
             # Adaptation trains on the responses of this replication.
             simulated_data = replace(template, y=y[r].to(template.y))
-            seen = posterior(last, simulated_data, state, draws, seed=seeds[r], **what)
+            how = {**what, "draws": draws, "seed": seeds[r]}
+            if corrected:
+                seen, uncorrected[r] = _corrected_draws(last, simulated_data, state, how)
+            seen = seen or posterior(last, simulated_data, state, **how)
             bad = _not_finite(seen)
         true_values = {n: v.value[r] for n, v in truth.items()}
         if bad:
@@ -259,6 +272,12 @@ def sbc(
         lost = f"{len(failed)} of {replications} fits are not finite or diverged"
         first_reason = next(iter(failed.values()))
         warn_user(f"{lost} and have no ranks: {which}, the first because of {first_reason}")
+    uncorrected = {r: reason for r, reason in uncorrected.items() if reason}
+    if uncorrected:
+        warn_user(
+            f"draws of {len(uncorrected)} of {replications} replications are not corrected: "
+            f"{', '.join(map(str, uncorrected))}, the first because {uncorrected[min(uncorrected)]}"
+        )
     ranks = {
         n: (
             ("replication", *v.axes[1:]),
@@ -267,8 +286,30 @@ def sbc(
         for n, v in truth.items()
     }
     coords = {"replication": range(replications), "client": list(template.names)}
-    failures = tuple(f"{r}: {bad}" for r, bad in failed.items())
-    return Ranks(xarray.Dataset(ranks, coords), draws, bins, failures)
+    reasons = (tuple(f"{r}: {why}" for r, why in some.items()) for some in (failed, uncorrected))
+    return Ranks(xarray.Dataset(ranks, coords), draws, bins, *reasons)
+
+
+def _corrected_draws(
+    method: Method, data: Federation, state: RoundState, options: Mapping[str, Any]
+) -> tuple[Tensors, str]:
+    """Return draws [S, C, *p] of all sites, corrected by importance weights if possible.
+
+    Returns:
+        The draws, none if they cannot be corrected; and the reason, "" if there is none or if the
+        draws of the guide are of the exact posterior.
+    """
+    clients = torch.arange(data.clients)
+    correction = CorrectionOutcome(None, False, ConvergenceStatus("converged", "", state.number))
+    axes, how = ClientAxes(data, clients, method.shared, {}), draws_specification(method, options)
+    with warnings.catch_warnings():  # `sbc` warns once about all replications
+        warnings.simplefilter("ignore", UserWarning)
+        by_client, _ = correction.draws(method, data, state, axes, how, rows=False)
+    if by_client is None:
+        exact = correction.outcome == EXACT_POSTERIOR
+        return {}, "" if exact else correction.outcome.removeprefix("no: ")
+    parts = [{n: v for n, v in one["posterior"].items() if not v.rows} for one in by_client]
+    return {n: torch.cat([one[n].value.squeeze(2) for one in parts], 1) for n in parts[0]}, ""
 
 
 def simulated(

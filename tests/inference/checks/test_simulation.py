@@ -147,6 +147,30 @@ def test_a_diagonal_one_is_not():
     assert table.loc["mu", "95%"] < 0.8
 
 
+def test_corrected_draws_of_a_diagonal_one_are():
+    method = pvi.hierarchical(
+        hierarchy, template(), shared="mu", covariance="diagonal", damping=0.5, steps=4
+    )
+    how = {"rounds": 4, "replications": 100, "draws": 99}
+    assert pyrofl.checks.sbc(method, template(), **how).table().loc["mu", "p"] < 1e-4
+    found = pyrofl.checks.sbc(method, template(), corrected=True, **how)
+    assert found.failed == found.uncorrected == ()
+    assert found.p_value > 0.01
+    error = math.sqrt(0.8 * 0.2 / 100)
+    assert (abs(found.table()["80%"] - 0.8) < 4 * error).all()
+
+
+def test_draws_that_cannot_be_corrected_are_those_of_the_guide_and_named():
+    with pytest.warns(UserWarning, match="draws of 20 of 20 replications are not corrected: 0, 1"):
+        found = pyrofl.checks.sbc(prior_only(), template(), 1, 20, 19, bins=2, corrected=True)
+    assert found.uncorrected[3] == (
+        "3: clients share no random variable, and the server state is a point"
+    )
+    plain = pyrofl.checks.sbc(prior_only(), template(), 1, 20, 19, bins=2)
+    assert plain.uncorrected == ()
+    xarray.testing.assert_equal(found.ranks, plain.ranks)
+
+
 @pytest.mark.parametrize("family", [correlated.full_covariance, guides.mean_field])
 def test_svi_is_calibrated_if_its_family_holds_the_posterior(family):
     found = pyrofl.checks.sbc(alone(family), template(), rounds=1)
