@@ -121,6 +121,17 @@ def networks() -> str:
     return markdown(head, rows)
 
 
+def rare_events() -> str:
+    """Return p values and coverage of regressions of rare events."""
+    rows = []
+    for one in pd.read_csv(EXAMPLES / "posteriors/rare_events.csv", dtype=str).to_dict("records"):
+        shown = [f"{float(one[name]):.2f}" for name in ("p", "p_holm")]
+        covered = [f"{100 * float(v):.0f}%" for n, v in one.items() if n.endswith("%")]
+        rows.append([one["family"].replace("_", " "), f"`{one['parameter']}`", *shown, *covered])
+    head = ["family", "parameter", "p", "p (Holm)", "50%", "80%", "94%"]
+    return markdown(head, rows)
+
+
 def coverage() -> str:
     """Return the package's table of the coverage of 95% intervals, as CSV."""
     linear = pd.read_csv(EXAMPLES / "calibrated.csv", dtype=str, keep_default_na=False)
@@ -137,6 +148,7 @@ def coverage() -> str:
 
 TABLES = {"fashion": fashion, "tuned": tuned, "tuned_cifar": tuned_cifar}
 TABLES |= {"older": older, "calibrated": calibrated, "networks": networks}
+TABLES |= {"rare_events": rare_events}
 
 
 def made(words: str) -> str:
