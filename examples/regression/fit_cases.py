@@ -7,6 +7,9 @@ references/NAME.json, and what is there is not computed again.
 
 Run: python examples/regression/fit_cases.py [--cases NAMES] [--data FOLDER] [--out FILE.json]
      python examples/regression/fit_cases.py --references [--cases NAMES] (needs numpyro)
+     python examples/regression/fit_cases.py --time-nuts [--cases NAMES] (needs numpyro)
+
+--time-nuts measures NUTS with its own defaults, on one core: 1,000 draws of each of four chains.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ sys.path.append(str(HERE.parent / "posteriors"))
 from metrics import Reference, accurate, compare, statistics  # noqa: E402
 
 DRAWS, RELIABLE = 4000, 0.7  # draws of a fit; largest Pareto k
-REFERENCES = HERE / "references"
+REFERENCES, NUTS_SECONDS = HERE / "references", HERE / "nuts_seconds.json"
 MANY = 1000  # effects of clients, of which a file has no references
 INNER = ("raw_", "root_", "cut_")  # sites that have no counterpart, or follow from others
 
@@ -71,6 +74,17 @@ def refer(name: str, folder: Path) -> None:
     known = statistics(draws, names)
     Reference(made, round(worst, 4), None, seconds, known, {}).save(REFERENCES, name)
     print(f"{name}: R-hat {worst:.4f}, {seconds} s", flush=True)
+
+
+def time_nuts(name: str, folder: Path) -> float:
+    """Return CPU seconds of NUTS on the pooled rows: four chains of 1,000 and 1,000 iterations."""
+    import pooled
+
+    case = CASES[name]
+    method, table = build(case, folder), case.table(folder)
+    began = time.process_time()
+    pooled.nuts(method, case.family, table, draws=1000, target=0.8)
+    return round(time.process_time() - began, 1)
 
 
 def evaluate(name: str, folder: Path) -> dict[str, Any]:
@@ -126,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--references", action="store_true", help="compute references")
+    parser.add_argument("--time-nuts", action="store_true", help="measure seconds of NUTS")
     parser.add_argument("--all", action="store_true", help="also fit cases without a reference")
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the CSV files")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
@@ -135,7 +150,14 @@ def main() -> None:
     for name in args.cases if args.references else ():
         if not (REFERENCES / f"{name}.json").exists():
             refer(name, args.data)
-    if args.references:
+    times = json.loads(NUTS_SECONDS.read_text()) if NUTS_SECONDS.exists() else {}
+    for name in args.cases if args.time_nuts else ():
+        if name not in times:
+            times[name] = time_nuts(name, args.data)
+            times = {n: times[n] for n in CASES if n in times}
+            NUTS_SECONDS.write_text(json.dumps(times, indent=1) + "\n")
+            print(f"{name}: {times[name]} s", flush=True)
+    if args.references or args.time_nuts:
         return
     rows = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in args.cases:

@@ -21,12 +21,17 @@ from numpyro.infer import MCMC, NUTS
 from pyrofl.models.regression import Regression
 
 jax.config.update("jax_enable_x64", True)
-CHAINS, WARMUP, DRAWS = 4, 1000, 2000
+CHAINS, WARMUP, DRAWS, TARGET = 4, 1000, 2000, 0.95  # of references, which must be reliable
 CENTERED = 30  # rows of a level from which effects are drawn in centered form
 
 
 def nuts(
-    method: Regression, family: str, table: pd.DataFrame, seed: int = 0
+    method: Regression,
+    family: str,
+    table: pd.DataFrame,
+    seed: int = 0,
+    draws: int = DRAWS,
+    target: float = TARGET,
 ) -> dict[str, np.ndarray]:
     """Return draws [chain, draw, ...] of all sites of a regression, from the pooled rows.
 
@@ -35,13 +40,15 @@ def nuts(
         family: name of its family.
         table: all rows, with a column of the clients.
         seed: seed of the chains.
+        draws: draws of each chain.
+        target: target acceptance probability.
     """
     model = _model(method, family, table)
-    kernel = NUTS(model, target_accept_prob=0.95)
+    kernel = NUTS(model, target_accept_prob=target)
     sampler = MCMC(
         kernel,
         num_warmup=WARMUP,
-        num_samples=DRAWS,
+        num_samples=draws,
         num_chains=CHAINS,
         chain_method="vectorized",
         progress_bar=False,

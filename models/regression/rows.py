@@ -119,14 +119,12 @@ class Clients:
         Numbers of the extra rows are those of the client's first row.
         """
         count = max([1, *map(len, self.levels.values())])
-        columns = {}
-        for name in frame.columns:
-            dtype = frame[name].dtype
-            levels = self.levels.get(name) or (frame[name].iloc[0],)
-            values = [levels[i % len(levels)] for i in range(count)]
-            extra = pd.Series(values, dtype=dtype)
-            columns[name] = pd.concat([extra, frame[name]], ignore_index=True)
-        return pd.DataFrame(columns), count
+        extra = frame.iloc[[0] * count].reset_index(drop=True)
+        for name in extra.columns:
+            if levels := self.levels.get(name):
+                values = [levels[i % len(levels)] for i in range(count)]
+                extra[name] = pd.Series(values, dtype=frame[name].dtype)
+        return pd.concat([extra, frame], ignore_index=True), count
 
 
 def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]:

@@ -89,7 +89,8 @@ def factors_of(design: Design) -> set[str]:
 
 def numeric(design: Design) -> list[str]:
     """Return the columns of numbers."""
-    return [name for name in table_columns(design) if name not in factors_of(design)]
+    factors = factors_of(design)
+    return [name for name in table_columns(design) if name not in factors]
 
 
 def _report(summary: ColumnSummary) -> Report:
