@@ -49,6 +49,7 @@ MAX_NEWTON_STEPS, MAX_MODE_STEPS = 40, 40  # Newton steps at most, by u and by e
 NEWTON_TOLERANCE = 1e-16  # Newton decrement that ends them
 COARSE_TOLERANCE = 1e-3  # the same by a coarse rule, for a starting point
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
+MAX_SQUARED = 30  # variables of which all products [S, p p] fit into the cache
 MAX_ROUNDING_ERROR = 10.0  # rounding error of a log density that excludes it
 EXACT_DIGITS = 1e-12  # pivot that is exact to some digits, relative to its diagonal of A
 # Negative curvature of log L that is kept, relative to that of the cavity.
@@ -91,8 +92,12 @@ def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Ten
 def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     """Return log t(u, 0) [S, J], as `integrate` for effects e = 0; it is linear in the factors."""
     p, shift, precision = u.shape[-1], factors["shift"], factors["precision"]
-    squares = (u[:, :, None] * u[:, None]).flatten(1)  # [S, p p]
-    value = u @ shift[:, :p].mT - 0.5 * squares @ precision[:, :p, :p].flatten(1).mT
+    if p > MAX_SQUARED:
+        square = torch.einsum("si,jik->sjk", u, precision[:, :p, :p]) @ u[:, :, None]  # [S, J, 1]
+        value = u @ shift[:, :p].mT - 0.5 * square[..., 0]
+    else:
+        squares = (u[:, :, None] * u[:, None]).flatten(1)  # [S, p p]
+        value = u @ shift[:, :p].mT - 0.5 * squares @ precision[:, :p, :p].flatten(1).mT
     if "count" not in factors:
         return value
     value = noise[:, None] * (value - 0.5 * factors["square"])
@@ -426,16 +431,16 @@ class Factor(NamedTuple):
             u = whole(at)
             return self.structure.run(u, self._noise(u, eta), self.batch)[1]
 
-        def automatic(at: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+        def automatic(at: Tensor, eta: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
                 v = torch.cat([at, eta], -1).requires_grad_()  # [S, C, p + m]
                 value = self._log_likelihood(whole(v[..., : at.shape[-1]]), v[..., at.shape[-1] :])
                 (score,) = torch.autograd.grad(value.sum(), v, create_graph=True)
                 rows = [
                     torch.autograd.grad(part.sum(), v, retain_graph=True, materialize_grads=True)[0]
-                    for part in score.unbind(-1)
+                    for part in (score @ directions).unbind(-1)
                 ]
-            return score.detach(), torch.stack(rows, -2)  # [S, C, p + m, p + m]
+            return score.detach(), torch.stack(rows, -1)  # [S, C, p + m, k]
 
         return (
             Predictors.of(run, at, m, automatic) if at.shape[1] > MAX_AUTOMATIC_VARIABLES else None

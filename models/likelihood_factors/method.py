@@ -24,6 +24,7 @@ from pyrofl.inference.hmc import DRAWS_PER_CHAIN, NUM_CHAINS, LogDensity, hmc
 from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.captured import CapturedPrior
 from pyrofl.models.likelihood_factors.factors import (
+    MAX_SQUARED,
     Factor,
     integrate,
     log_product,
@@ -170,8 +171,11 @@ class LikelihoodFactors:
         mean = weight.mT @ u  # [C, d]
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
-        squares = (scaled[:, :, None] * scaled[:, None]).flatten(1)  # [S, p p]
-        spread = (weight.mT @ squares).unflatten(1, (len(reads), len(reads)))  # [C, p, p]
+        if len(reads) > MAX_SQUARED:
+            spread = torch.stack([(w[:, None] * scaled).mT @ scaled for w in weight.mT])
+        else:
+            squares = (scaled[:, :, None] * scaled[:, None]).flatten(1)  # [S, p p]
+            spread = (weight.mT @ squares).unflatten(1, (len(reads), len(reads)))  # [C, p, p]
         spread = spread - middle[:, :, None] * middle[:, None]
         one = torch.eye(len(reads), dtype=u.dtype)
         spread = positive(spread + MIN_RELATIVE_VARIANCE * one)

@@ -24,10 +24,12 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrofl.inference.definition.elbo import observed, per_draw, weighed
+from pyrofl.tensors import generator
 
 MAX_CELLS = 4_000_000  # numbers of rows and variables in one run of the program
 LINEARITY_TOLERANCE = 1e-8  # relative error of a linear predictor
 DERIVATIVE_TOLERANCE = 1e-6  # relative error of the derivatives
+MAX_DIRECTIONS = 30  # in which Hessians are compared
 REAL, POSITIVE, UNIT = "real", "positive", "unit"
 BOUNDED_BELOW = (constraints.greater_than, constraints.greater_than_eq)
 
@@ -105,7 +107,8 @@ class Predictors:
             run: the program.
             at: the variables u at which it is run, [C, p].
             m: number of own variables eta.
-            automatic: (u, eta) -> gradient [S, C, n] and Hessians [S, C, n, n] of the likelihood.
+            automatic: (u, eta, directions [n, k]) -> gradient [S, C, n] of the likelihood, and the
+                products [S, C, n, k] of its Hessian and the directions.
         """
         clients, p = at.shape
         middle = torch.cat([at, at.new_zeros(clients, m)], -1)
@@ -163,14 +166,21 @@ class Predictors:
         return Derivatives(self.design, value.detach(), g, curvature)
 
     def _agree(self, middle: Tensor, p: int, automatic: Callable[..., Any]) -> bool:
-        """Return whether the derivatives near a point [C, p + m] are those of the program."""
+        """Return whether the derivatives near a point [C, p + m] are those of the program.
+
+        Hessians of many variables are compared in a few random directions.
+        """
         off = 0.1 * torch.linspace(-1, 1, middle.shape[-1], dtype=middle.dtype)
         points = torch.stack([middle + off, middle - 2 * off])  # [2, C, p + m]
         u, eta = points[..., :p], points[..., p:]
         derivatives, every = self.derivatives_at(u, eta), slice(None)
         if derivatives is None:
             return False
-        score, hessian = automatic(u, eta)
+        directions = torch.eye(middle.shape[-1], dtype=middle.dtype)
+        if len(directions) > MAX_DIRECTIONS:
+            shape, source = (len(directions), MAX_DIRECTIONS), generator("directions")
+            directions = torch.randn(shape, generator=source, dtype=middle.dtype)
+        score, products = automatic(u, eta, directions)
         one = torch.ones_like(derivatives.log_likelihood[:1])
         own = [
             Derivatives(
@@ -181,7 +191,7 @@ class Predictors:
             ).hessian(one, every)
             for s in range(2)
         ]
-        pairs = [(derivatives.score(every), score), (torch.stack(own), hessian)]
+        pairs = [(derivatives.score(every), score), (torch.stack(own) @ directions, products)]
         return all(
             bool(((a - b).abs() <= DERIVATIVE_TOLERANCE * (1 + b.abs().max())).all())
             for a, b in pairs

@@ -40,6 +40,9 @@ from pyrofl.models.regression.survival import (
 from pyrofl.models.regression.truncated import Truncated
 
 DOC, LINE = '"""', 96
+# Columns from which products with coefficients are matrix products, as those of S draws would be
+# temporary tensors [S, C, B, P].
+MANY_COLUMNS = 8
 
 
 def source(
@@ -118,8 +121,9 @@ def _linear(
     is_centered, at_mean, parts = center and columns.has_intercept and bool(shared), [], []
     if normal:
         minus = f" - {means}" if is_centered else ""
-        at = "[..., None, :]" if size else ""
-        parts.append(f"({b} * ({_slice(normal, x)}{minus}){at}).sum(-1)")
+        numbers = f"{_slice(normal, x)}{minus}"
+        categories = f"({b} * ({numbers})[..., None, :]).sum(-1)"
+        parts.append(categories if size else _product(b, numbers, len(normal)))
     for n, site in sites.items():
         minus = f" - {coefs.means[n]}" if is_centered else ""
         parts.append(f"{site} * (x[..., {x[n]}]{minus})" + ("[..., None]" if size else ""))
@@ -176,7 +180,15 @@ def _block(
         scale = f"process_scale({frequencies}, {transform.edge!r}, {', '.join(sites)})"
     normal = f"dist.Normal(x.new_zeros({len(block.labels)}), {scale}).to_event(1)"
     inside.append(f'{effects} = pyro.sample("{effects}", {normal})')
-    return _Linear(inside, [*sites, effects], f"({effects} * {columns}).sum(-1)", [], [])
+    value = _product(effects, columns, len(block.labels))
+    return _Linear(inside, [*sites, effects], value, [], [])
+
+
+def _product(coefs: str, numbers: str, count: int) -> str:
+    """Return the code of the sum over columns of coefficients times numbers of rows."""
+    if count < MANY_COLUMNS:
+        return f"({coefs} * ({numbers})).sum(-1)"
+    return f'torch.einsum("...bi,...ji->...b", {numbers}, {coefs})'
 
 
 def _code(prior: str) -> str:

@@ -25,7 +25,12 @@ from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.hmc import NUM_CHAINS, hmc, r_hat
 from pyrofl.models import likelihood_factors
-from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.factors import (
+    MAX_SQUARED,
+    Factor,
+    integrate,
+    without_effects,
+)
 from pyrofl.models.likelihood_factors.finding import find_structure
 from pyrofl.tensors import generator
 
@@ -366,6 +371,20 @@ def effects_of_rows(received, local, batch):
         with batch.rows():
             effect = pyro.sample("effect", dist.Normal(0.0, spread))
             pyro.sample("y", dist.Normal(a + effect, SIGMA), obs=batch.y)
+
+
+@pytest.mark.parametrize("count", [MAX_SQUARED - 1, MAX_SQUARED + 1])
+def test_a_factor_of_many_variables_is_that_of_few(count):
+    source = generator("many")
+    root = torch.randn(3, count, count, generator=source).double()
+    shift = torch.randn(3, count, generator=source).double()
+    factors = {"shift": shift, "precision": root @ root.mT / count}
+    u = torch.randn(5, count, generator=source).double()
+    expected = [
+        [h @ one - 0.5 * one @ p @ one for h, p in zip(*factors.values(), strict=True)] for one in u
+    ]
+    found = without_effects(u, torch.ones(5).double(), factors)
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-12, atol=1e-12)
 
 
 def test_effects_of_rows_are_integrated_out():

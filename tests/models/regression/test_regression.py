@@ -14,6 +14,7 @@ pytest.importorskip("formulae")
 
 import pyrofl
 from pyrofl import federations
+from pyrofl.models.regression import program
 from pyrofl.models.regression.families import FAMILIES
 from pyrofl.models.regression.formula import read
 from pyrofl.models.regression.program import cox
@@ -361,6 +362,28 @@ def test_every_family_has_a_program_with_finite_densities(family):
         found = [site["log_prob"] for _, site in observed(tape.trace)]
         assert found
         assert all(bool(v.isfinite().all()) for v in found)
+
+
+def test_products_of_many_columns_are_those_of_few(monkeypatch):
+    random, frames = np.random.default_rng(3), {}
+    names = [f"x{k}" for k in range(program.MANY_COLUMNS)]
+    for j, n in enumerate([30, 1, 22]):
+        numbers = pd.DataFrame(random.normal(size=(n, len(names))), columns=names)
+        frames[f"client {j}"] = numbers.assign(t=random.uniform(size=n), y=random.poisson(2.0, n))
+    data, formula = federations.from_frames(frames), f"y ~ {' + '.join(names)} + s(t)"
+    densities = []
+    for limit in (program.MANY_COLUMNS, 1000):
+        monkeypatch.setattr(program, "MANY_COLUMNS", limit)
+        method = pyrofl.regression(formula, data, family="poisson")
+        assert method.text.count("torch.einsum") == (2 if limit < 1000 else 0)
+        batch = method.prepare(data).batch(torch.arange(3))
+        pyro.set_rng_seed(0)
+        with default_type(torch.float64), pyro.poutine.trace() as tape:
+            method.model({}, {}, batch)
+        tape.trace.compute_log_prob()
+        densities.append(tape.trace.nodes["y"]["log_prob"])
+    assert densities[0].shape == (3, 30)
+    torch.testing.assert_close(*densities, rtol=1e-10, atol=1e-10)
 
 
 def test_standard_deviations_of_slopes_of_few_clients_are_those_of_the_marginal_density():
