@@ -39,6 +39,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.posteriors.proposals import normal_lattices
 from pyrofl.models.likelihood_factors.predictors import Derivatives, Predictors
+from pyrofl.models.likelihood_factors.single_effects import sum_single_effects
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 from pyrofl.models.shared.gaussians import balance_noise
 from pyrofl.tensors import Tensors, add_trailing_axes, generator, times
@@ -50,6 +51,7 @@ NEWTON_TOLERANCE = 1e-16  # Newton decrement that ends them
 COARSE_TOLERANCE = 1e-3  # the same by a coarse rule, for a starting point
 MAX_AUTOMATIC_VARIABLES = 3  # variables of which automatic derivatives are as fast as closed ones
 MAX_SQUARED = 30  # variables of which all products [S, p p] fit into the cache
+MANY_CLIENTS = 200  # from which gradients are computed in closed form
 MAX_ROUNDING_ERROR = 10.0  # rounding error of a log density that excludes it
 EXACT_DIGITS = 1e-12  # pivot that is exact to some digits, relative to its diagonal of A
 # Negative curvature of log L that is kept, relative to that of the cavity.
@@ -79,8 +81,14 @@ def integrate(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tenso
 def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
     """Return the log product [S] of J factors; the arguments are those of `integrate`."""
     sums = {name: part.sum(0, keepdim=True) for name, part in factors.items()}
-    each = eliminate_effects(u, root, noise, factors)
-    total: Tensor = without_effects(u, noise, sums)[:, 0] + each.sum(-1)
+    p = u.shape[-1]
+    if root.shape[-1] == 1 and len(factors["shift"]) >= MANY_CLIENTS:
+        row, scale = factors["precision"][:, p], root[:, 0, 0] * noise.sqrt()
+        effects = sum_single_effects(u, scale, noise, factors["shift"][:, p], row)
+        effects = torch.where(effects.isnan(), -torch.inf, effects)
+    else:
+        effects = eliminate_effects(u, root, noise, factors).sum(-1)
+    total: Tensor = without_effects(u, noise, sums)[:, 0] + effects
     if "square" not in factors:
         return total
     # Both terms are as large as the squares over the noise variance, and cancel each other: where
