@@ -121,8 +121,8 @@ def _linear(
     is_centered, at_mean, parts = center and columns.has_intercept and bool(shared), [], []
     if normal:
         minus = f" - {means}" if is_centered else ""
-        numbers = f"{_slice(normal, x)}{minus}"
-        categories = f"({b} * ({numbers})[..., None, :]).sum(-1)"
+        numbers = f"({_slice(normal, x)}{minus})"
+        categories = f"({b} * {numbers}[..., None, :]).sum(-1)"
         parts.append(categories if size else _product(b, numbers, len(normal)))
     for n, site in sites.items():
         minus = f" - {coefs.means[n]}" if is_centered else ""
@@ -187,7 +187,7 @@ def _block(
 def _product(coefs: str, numbers: str, count: int) -> str:
     """Return the code of the sum over columns of coefficients times numbers of rows."""
     if count < MANY_COLUMNS:
-        return f"({coefs} * ({numbers})).sum(-1)"
+        return f"({coefs} * {numbers}).sum(-1)"
     return f'torch.einsum("...bi,...ji->...b", {numbers}, {coefs})'
 
 

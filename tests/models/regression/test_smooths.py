@@ -91,7 +91,8 @@ def test_every_linear_predictor_may_have_smooth_functions_with_priors_by_name():
         "sd_s_x_sigma ~ HalfNormal(2.5)",
     ):
         assert line in method.priors()
-    assert "(s_x_sigma * x[..." in method.program()
+    assert ", s_x_sigma)" in method.program()
+    assert "(s_z * x[..." in method.program()
     _, labels = method.axes()
     assert labels["s_z_term"] == ["s(z)[1]", "s(z)[2]", "s(z)[3]", "s(z)[4]"]
 
