@@ -136,6 +136,10 @@ class Run(Pickled, Summarized):
     ) -> Predictions:
         """Predict the responses of new rows of one client.
 
+        Predictions use the mean of the guide, unless `draws` is given here or to `fit`: draws=100
+        averages predictions over draws of the guide, as `to_arviz` has them without correction. A
+        regression always averages over draws of its posterior.
+
         Args:
             x: [N, *x], an array, a tensor, or a data frame with the columns of training by name.
             client: name of a client; None is a new client, or that named by each row of a table

@@ -47,8 +47,10 @@ what all clients found: at the authors' rates and without any data three quarter
 0.9 by round 6 for 512 weights, round 8 for 2,048 and round 15 for 8,192. The paper's sparsity of
 about 70% is this state; small networks only get there earlier. The default `hyper_lr`, a tenth of
 the authors' 0.9, delays it, `hyper_step` bounds its speed, and every round reports the fraction of
-rates above 0.9 ("rates_above_0.9"). Test with draws, as the mean of so wide a posterior has little
-meaning. `examples/papers/metavd` has the numbers.
+rates above 0.9 ("rates_above_0.9"). `Run.predict` and `Run.evaluate` use theta, the mean of the
+weights, unless `draws` is given: `run.predict(x, client, draws=100)` averages over the posterior
+that `to_arviz` draws from. Test with draws, as the mean of so wide a posterior has little meaning.
+`examples/papers/metavd` has the numbers.
 """
 
 from __future__ import annotations

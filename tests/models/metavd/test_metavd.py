@@ -319,6 +319,20 @@ def test_a_shortened_step_of_a_linear_hypernetwork_is_a_share_of_the_whole():
     close(short[velocity], share * moved[velocity])
 
 
+def test_predictions_use_the_mean_of_the_weights_unless_draws_are_given():
+    data, method = toys.blobs(SIZES), small(on="fedavg", init_scale=2.0)
+    run, x = pyrofl.fit(method, data, 1, progress=False), random(9, 8)
+    theta = role("loc", run.state.server)
+    close(run.predict(x, "client 1").mean, net().apply(theta, x).softmax(-1))
+    weights = run.posterior(400)["fc2.weight"][:, 1]  # that `to_arviz` has
+    drawn = [net().apply(theta | {"fc2.weight": w}, x).softmax(-1) for w in weights]
+    average = run.predict(x, "client 1", draws=400).mean
+    torch.testing.assert_close(average, torch.stack(drawn).mean(0), atol=0.03, rtol=0)
+    assert float((average - run.predict(x, "client 1").mean).abs().max()) > 0.05
+    assert "draws=100" in str(metavd.__doc__)
+    assert "draws=100" in str(pyrofl.Run.predict.__doc__)
+
+
 def test_the_share_of_high_rates_is_told_of_every_round_and_warned_of():
     method = small(on="fedavg", lr=0.1, beta=100.0, init_scale=0.3)
     run = pyrofl.fit(method, toys.blobs(SIZES), 5, progress=False)
