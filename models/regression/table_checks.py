@@ -6,15 +6,19 @@ another in their rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pyrofl.data.frames import place_of
 from pyrofl.data.tables.column_summary import ColumnSummary
 from pyrofl.data.tables.data_quality import (
     code_warning,
     level_warning,
+    lone_cell,
+    lone_cell_warning,
     measurement_warning,
     word_warning,
 )
@@ -58,12 +62,25 @@ def warn_of_tables(design: Design, link: str) -> None:
         else:
             sums = {site: summary_of(one["columns"][name]) for site, one in reports.items()}
             cells = [np.asarray(frame[name], float) for frame in frames.values()]
-            texts += [unit_warning(name, sums), code_warning(name, cells)]
+            texts.append(unit_warning(name, sums))
+            texts.append(code_warning(name, cells) or _lone_cell(name, frames))
     texts.append(
         determined_target_warning(design.formula.response, _answers(design) if frames else [])
     )
     for text in filter(None, texts):
         warn_user(text)
+
+
+def _lone_cell(name: str, frames: Mapping[str, pd.DataFrame]) -> str:
+    """Return a warning about a number of one client that explains nearly all the variance."""
+    cells = [frame[name].to_numpy(float) for frame in frames.values()]
+    if not cells or (lone := lone_cell(values := np.concatenate(cells))) is None:
+        return ""
+    ends = np.cumsum([len(part) for part in cells])
+    which = int(np.searchsorted(ends, lone, "right"))
+    site, row = list(frames)[which], int(lone - ends[which])  # from the end
+    place = f"{place_of(frames[site], row)} of {site}"
+    return lone_cell_warning(name, f"{values[lone]:g}", place, values)
 
 
 def _levels(design: Design, name: str) -> dict[str, ColumnSummary]:

@@ -145,15 +145,27 @@ def number_warning(column: Column) -> str:
             f"{message} numbers such as {distinct[0]:.0f}, which look like dates and count as "
             "plain numbers; expected days since a date"
         )
-    squares = (values - values.mean()) ** 2
-    if len(values) >= MIN_VALUES and squares.max() > MIN_CELL_FRACTION * squares.sum():
-        at = int(np.nanargmax(np.abs(column.numbers - values.mean())))
-        return (
-            f"{message} {column.words[at]} in {column.places[at]}, from which nearly all its "
-            f"variance comes (the median is {np.median(values):g}); correct the cell if it is "
-            "an error"
-        )
+    if (lone := lone_cell(values)) is not None:
+        at = np.flatnonzero(~np.isnan(column.numbers))[lone]
+        return lone_cell_warning(column.name, column.words[at], column.places[at], values)
     return ""
+
+
+def lone_cell(values: Numbers) -> int | None:
+    """Return the position of the number that explains nearly all the variance, or None."""
+    if len(values) < MIN_VALUES or len(np.unique(values)) <= MAX_CODE_VALUES:
+        return None
+    squares = (values - values.mean()) ** 2
+    is_lone = squares.max() > MIN_CELL_FRACTION * squares.sum()
+    return int(squares.argmax()) if is_lone else None
+
+
+def lone_cell_warning(column: str, cell: object, place: str, values: Numbers) -> str:
+    """Return a warning about the number that explains nearly all the variance of a column."""
+    return (
+        f"column {column} holds {cell} in {place}, from which nearly all its variance comes (the "
+        f"median is {np.median(values):g}); correct the cell if it is an error"
+    )
 
 
 def code_warning(column: str, clients: Sequence[Numbers]) -> str:

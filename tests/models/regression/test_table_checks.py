@@ -64,6 +64,10 @@ DOUBTFUL = {
         {"age": lambda rng, name, f: f["age"].where(np.arange(len(f)) % 9 > 0, -999)},
         "column age holds -999 in",
     ),
+    "a single cell": (
+        {"age": lambda rng, name, f: f["age"].mask((f.index == 3) & (name == "Genf"), -999)},
+        r"column age holds -999 in row 4 of Genf, from which nearly all its variance comes (the",
+    ),
     "codes at the end of the range": (
         {"age": lambda rng, name, f: f["age"].clip(18, 94).where(np.arange(len(f)) % 7 > 0, 99)},
         "column age holds 99 in",
