@@ -136,6 +136,8 @@ def compare_loo(
     """
     if not isinstance(models, Mapping):
         raise ValueError(f"models is a {type(models).__name__}; expected a dict of name -> run")
+    if not models:
+        raise ValueError("models is empty; expected a dict of name -> run")
     _refuse_other_responses(models)
     estimates = {
         n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()
@@ -223,6 +225,8 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
             <= LIKELIHOOD_TOLERANCE * (1 + abs(total).max("draw"))
         ).all()
     ):
+        if total.sizes["chain"] * total.sizes["draw"] == 1:
+            raise ValueError("draws is 1; expected many, such as 1,000")
         raise ValueError(
             "all draws are equal because the guide is a point estimate; leave-one-out needs a "
             "guide with some spread, such as guide='mean_field'"

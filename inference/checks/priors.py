@@ -16,12 +16,14 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import coordinates, import_arviz
+from pyrofl.returned import calling
 from pyrofl.tensors import matches
 
 if TYPE_CHECKING:
     import pandas
 
 GROUPS = ("prior", "prior_predictive", "observed_data")
+MIN_DRAWS = 20  # for tails of weights
 SENSITIVITY_LIMIT = 0.05  # from which a posterior counts as sensitive
 POWER_CHANGE = 0.01  # change of the power
 EQUAL_LOG_WEIGHT_RANGE = 1e-4  # range of log weights below which these are equal
@@ -65,7 +67,8 @@ def prior_predictive(
         (1, 50, 8)
     """
     run = fit(method, data, 0, seed=seed, progress=False)
-    prior_draws = to_arviz([run], draws, groups=GROUPS, corrected=False, progress=False)
+    with calling("program"):
+        prior_draws = to_arviz([run], draws, groups=GROUPS, corrected=False, progress=False)
     if "prior_predictive" not in prior_draws:
         raise ValueError(
             "the likelihood is a pyro.factor, which has no draws; expected a response by "
@@ -85,7 +88,7 @@ def prior_sensitivity(fitted: Run | Sequence[Run], draws: int = 4000) -> pandas.
 
     Args:
         fitted: a run, or several as chains.
-        draws: number of draws of each run.
+        draws: number of draws of each run, at least 20.
 
     Returns:
         A row for each entry of the sites that `Run.summary` lists, with the columns prior and
@@ -93,7 +96,8 @@ def prior_sensitivity(fitted: Run | Sequence[Run], draws: int = 4000) -> pandas.
         rows (Cox models).
 
     Raises:
-        ValueError: if no shared site has a prior that depends on no other site.
+        ValueError: if draws is below 20, or no shared site has a prior that depends on no other
+            site.
 
     Examples:
         >>> import pyrofl, torch
@@ -109,6 +113,10 @@ def prior_sensitivity(fitted: Run | Sequence[Run], draws: int = 4000) -> pandas.
     import pandas
 
     runs = [fitted] if isinstance(fitted, Run) else list(fitted)
+    if not runs:
+        raise ValueError("fitted is empty; expected a run, or several")
+    if draws < MIN_DRAWS:
+        raise ValueError(f"draws is {draws}; expected a whole number of at least {MIN_DRAWS}")
     run = runs[0]
     of_prior = ("posterior", "log_prior", "log_likelihood")
     data = to_arviz(runs, draws, groups=of_prior, progress=False)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, Range, Whole, checked
+from pyrofl.arguments import Count, Range, Whole, check_name, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
 from pyrofl.inference.definition.method import Method
@@ -36,7 +37,7 @@ from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.corrected import EXACT_POSTERIOR, CorrectionOutcome
 from pyrofl.inference.posteriors.draws import draws_specification, posterior
 from pyrofl.inference.posteriors.export import coordinates
-from pyrofl.returned import ClientError
+from pyrofl.returned import ClientError, calling
 from pyrofl.tensors import Tensors
 from pyrofl.user_warnings import warn_user
 
@@ -79,7 +80,13 @@ class Ranks:
         return (self.ranks + 0.5) / (self.draws + 1)
 
     def of_client(self, client: str) -> dict[str, Any]:
-        """Return the ranks [R], scaled to (0, 1), of one client's true parameters, by entry."""
+        """Return the ranks [R], scaled to (0, 1), of one client's true parameters, by entry.
+
+        Raises:
+            ValueError: if there is no such client.
+        """
+        if "client" in self.ranks.coords:
+            check_name(client, self.ranks["client"].values.tolist(), "client")
         at = {"client": client} if "client" in self.ranks.dims else {}
         return {
             place: values.isel(index).to_numpy()
@@ -99,8 +106,9 @@ class Ranks:
         """
         import xarray
 
-        if not all(0 < level < 1 for level in levels):
-            raise ValueError(f"levels are {list(levels)}; expected numbers between 0 and 1")
+        is_list = isinstance(levels, Sequence) and bool(levels)
+        if not is_list or not all(isinstance(one, Real) and 0 < one < 1 for one in levels):
+            raise ValueError(f"levels are {levels!r}; expected numbers between 0 and 1")
         ranks = self.ranks.dropna("replication")
         tails = [round((1 - level) / 2 * (self.draws + 1)) for level in levels]
         inside = [((ranks >= k) & (ranks <= self.draws - k)).mean("replication") for k in tails]
@@ -203,8 +211,8 @@ def sbc(
         The ranks of all sites; see `Ranks`.
 
     Raises:
-        ValueError: if the prior is improper, the model has several responses or none, or all fits
-            failed.
+        ValueError: if the program fails on the data, the prior is improper, the model has several
+            responses or none, or all fits failed.
 
     Warns:
         UserWarning: if fits failed, diverged or were not finite; `Ranks.failed` names them. Also if
@@ -227,7 +235,8 @@ def sbc(
     at = method_schedule(method)
     template = replicas.compact(data)
     begin = first(at(0), template, seed, server)
-    truth, y = simulated(at(0), template, begin, replications, seed)
+    with calling("program"):
+        truth, y = simulated(at(0), template, begin, replications, seed)
     source = stream(seed, Stream.CALIBRATION)
     seeds = torch.randint(2**62, (replications,), generator=source).tolist()
     last = at(max(rounds - 1, 0))

@@ -21,6 +21,7 @@ from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.training.noise import ClientNoise, LatentMeans, draw
 from pyrofl.metrics import crps_of_draws, crps_of_normals
+from pyrofl.returned import calling
 from pyrofl.tensors import Tensors
 
 CLASSES = (dist.Bernoulli, dist.Categorical)
@@ -81,8 +82,9 @@ def answers(
         for start in range(0, max(map(len, client_rows)), PREDICTION_CHUNK_ROWS):
             some = [r[start : start + PREDICTION_CHUNK_ROWS] for r in client_rows]
             batch = mark_unseen(stack(data, some, data.cohort(ids)))
-            members = responses(method, received, local, batch, spec.draws, noise)
-            statistics = read(members, batch, noise)
+            with calling("program"):
+                members = responses(method, received, local, batch, spec.draws, noise)
+                statistics = read(members, batch, noise)
             if bad := _no_number(statistics[0], statistics[1], batch.mask):
                 c, b, value = bad
                 raise ValueError(

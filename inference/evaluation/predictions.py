@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
+from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.method import Method
@@ -229,7 +230,8 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
     """Validate new inputs, and convert them to a tensor preprocessed as the training rows."""
     source = data.source
     preparation = source.preparation if source else None
-    if preparation and not preparation.plain and not isinstance(x, Tensor | np.ndarray):
+    is_table = preparation and not preparation.plain and not isinstance(x, Tensor | np.ndarray)
+    if preparation and is_table:
         rows: Tensor = preparation.apply(x)
     else:
         rows = torch.from_numpy(inputs(what, x, source.features if source else ())[0])
@@ -240,10 +242,11 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
         )
     if preparation and (far := preparation.find_outlier(rows)):
         row, column, off = far
+        place = next(iter(columns_of(x).values())).places[row] if is_table else f"row {row}"
         warn_user(
-            f"{what}: column {column.name} holds {off * column.scale + column.center:.6g} in row "
-            f"{row}, {abs(off):.3g} standard deviations from its mean in training; predictions so "
-            "far from all training rows are unreliable"
+            f"{what}: column {column.name} holds {off * column.scale + column.center:.6g} in "
+            f"{place}, {abs(off):.3g} standard deviations from its mean in training; predictions "
+            "so far from all training rows are unreliable"
         )
     return rows.to(data.x)
 

@@ -25,6 +25,7 @@ from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelOptions
 from pyrofl.inference.posteriors.server import SiteSubstitution, server_sampler
 from pyrofl.inference.training.noise import ClientNoise, is_unset_latent
+from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import synchronized
 
@@ -154,7 +155,7 @@ def draw(
     for some, received, local, noise in single(method, data, state, ids, spec):
         batch = data.batch(some)
         server_draws = server(batch.cohort)
-        with pyro.validation_enabled(False), torch.no_grad():
+        with calling("program"), pyro.validation_enabled(False), torch.no_grad():
             with JointNoise(noise, method.shared, common), SiteSubstitution(server_draws):
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
             replayed = poutine.replay(method.guide, trace=q)
@@ -196,7 +197,7 @@ def find_client_dependence(
     batch = data.batch(ids[:1])
     server_draws = {n: v[:2] for n, v in server(batch.cohort).items()}
     common = partial(stream, spec.seed, Stream.TEST, state.number)
-    with pyro.validation_enabled(False):
+    with calling("program"), pyro.validation_enabled(False):
         with (
             torch.no_grad(),
             JointNoise(noise, method.shared, common),

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
+MIN_DRAWS = 4  # for effective sample sizes
+
 
 def compare_posteriors(
     federated: Any, reference: Any, group: str = "posterior", draws: int = 4000
@@ -24,7 +26,7 @@ def compare_posteriors(
         reference: result of `nuts`, or another run, such as one without a client, to compare with
             one that the client left; only common variables are compared.
         group: group of the data.
-        draws: number of draws of a run.
+        draws: number of draws of a run, at least 4.
 
     Returns:
         A row for each coordinate, named as in `arviz.summary`, with columns variable; mean, sd,
@@ -35,11 +37,13 @@ def compare_posteriors(
         equal distributions, 0.05 is small, 1 is large.
 
     Raises:
-        ValueError: if no variable is in both, or their axes or labels differ.
+        ValueError: if draws is below 4, no variable is in both, or their axes or labels differ.
     """
     import pandas
     from scipy.stats import energy_distance
 
+    if draws < MIN_DRAWS:
+        raise ValueError(f"draws is {draws}; expected a whole number of at least {MIN_DRAWS}")
     variables, other = (
         _as_arviz(one, group, draws)[group].data_vars for one in (federated, reference)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import biject_to
 
+from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import is_deterministic, latent, with_rows
 from pyrofl.inference.definition.metadata import SHARED, Metadata
@@ -27,7 +28,15 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.posteriors.draws import Values, is_per_row
 from pyrofl.inference.training.noise import Message, is_unset_latent
-from pyrofl.tensors import Tensors, default_type, matches, seeded
+from pyrofl.returned import calling
+from pyrofl.tensors import (
+    Tensors,
+    default_type,
+    matches,
+    seeded,
+    suggest_name,
+    unmatched_patterns,
+)
 
 
 class OnePrior(dist.TorchDistribution):
@@ -196,8 +205,13 @@ def joint_model(
     state: RoundState | None,
     seed: Seed,
     shared: str | None,
+    dims: Mapping[str, Any] | None = None,
 ) -> Joint:
-    """Return the joint model of all training clients; sites without a client axis become shared."""
+    """Return the joint model of all training clients; sites without a client axis become shared.
+
+    Raises:
+        ValueError: if the model fails on the data, or `shared` or `dims` name no site.
+    """
     method = model if isinstance(model, Method) else _bare(model)
     if state is None:  # the model reads nothing
         method = _bare(method.model, method.shared)
@@ -210,10 +224,15 @@ def joint_model(
     once = method.shared if shared is None else shared
     batch = Everybody(**vars(data.batch(ids)), shared=once)
     joint = Joint(method, data, state, received, view, batch)
-    with isolated_sampling(data, seed):
-        common = " ".join(
-            [once, *(n for n, site in joint.sites().items() if not site.is_per_client)]
-        )
+    with isolated_sampling(data, seed), calling("program"):
+        sites, nodes = joint.sites(), poutine.trace(joint).get_trace().nodes
+    computed = [n for n, s in nodes.items() if s["type"] == "sample" and is_deterministic(s)]
+    names = [*sites, *computed]
+    for pattern in unmatched_patterns(shared, names) if shared else ():
+        raise ValueError(f"shared names no site {pattern!r}; {suggest_name(pattern, names)}")
+    for name in dims or ():  # of the covariates, too
+        check_name(name, [*names, "x"], "site in dims")
+    common = " ".join([once, *(n for n, site in sites.items() if not site.is_per_client)])
     metadata = method.metadata.extend({common.strip(): SHARED})
     return replace(joint, method=replace(method, metadata=metadata))
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import signature
+from math import inf, isfinite
 from typing import Any
 
 import pyro
@@ -26,7 +28,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyrofl.arguments import Count, Positive, Whole, checked
+from pyrofl.arguments import Count, Positive, Whole, check_name, checked
 from pyrofl.data import Federation
 from pyrofl.inference.definition.elbo import latent
 from pyrofl.inference.definition.method import Method
@@ -103,11 +105,8 @@ def hmc(
         >>> exact = reference.hmc(model, data, shared="mu tau")  # doctest: +SKIP
         >>> reference.compare_posteriors(run, exact)  # doctest: +SKIP
     """
-    if draws < MIN_DRAWS:
-        raise ValueError(
-            f"draws is {draws}; expected a whole number of at least {MIN_DRAWS}, which R-hat needs"
-        )
-    joint = joint_model(model, data, state, seed, shared)
+    _refuse_few(draws)
+    joint = joint_model(model, data, state, seed, shared, dims)
     with isolated_sampling(data, seed):
         source = stream(seed, Stream.SAMPLER, 0)
         density = JointDensity.of(joint)
@@ -124,6 +123,14 @@ def hmc(
     diverging = sample.diverging.reshape(draws, chains).T  # [chains, draws], as sites
     quality = _check_quality(sample, chains)
     return _as_arviz(joint, sites, seed, dims or {}, {"diverging": diverging}, quality)
+
+
+def _refuse_few(draws: int) -> None:
+    """Raise ValueError if a chain has too few draws for its diagnostics."""
+    if draws < MIN_DRAWS:
+        raise ValueError(
+            f"draws is {draws}; expected a whole number of at least {MIN_DRAWS}, which R-hat needs"
+        )
 
 
 def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torch.Tensor:
@@ -179,7 +186,7 @@ def nuts(
     Args:
         model: a program (received, local, batch), or a method for its model.
         data: the federation; draws have its floating-point type, and float64 is worth its time.
-        draws: number of draws of each chain.
+        draws: number of draws of each chain, at least 4.
         warmup: warm-up steps of each chain.
         chains: number of chains.
         seed: fixes all random numbers.
@@ -195,10 +202,14 @@ def nuts(
         as these are draws of the posterior, and sample_stats also has `diverging`.
 
     Raises:
-        ValueError: if the model reads tensors and no state is given, the prior of a shared site
-            differs between clients, or the support of a site depends on another site.
+        ValueError: if the model fails on the data, or reads tensors and no state is given; if
+            shared or dims name no site, the prior of a shared site differs between clients, the
+            support of a site depends on another site, draws is below 4, or an option is unknown.
     """
-    joint = joint_model(model, data, state, seed, shared)
+    _refuse_few(draws)
+    for name in options:
+        check_name(name, [*signature(NUTS).parameters], "argument of NUTS")
+    joint = joint_model(model, data, state, seed, shared, dims)
     with isolated_sampling(data, seed):
         joint.refuse_moving_supports()
     chain_draws, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
@@ -253,9 +264,12 @@ def centralized(
         As `nuts`, with one chain; log_q is the guide's, and sample_stats has the last loss.
 
     Raises:
-        ValueError: as `nuts`.
+        ValueError: as `nuts`, or if the loss is not finite.
+
+    Warns:
+        UserWarning: if the loss has risen.
     """
-    joint = joint_model(model, data, state, seed, shared)
+    joint = joint_model(model, data, state, seed, shared, dims)
     with isolated_sampling(data, seed):
         joint.refuse_moving_supports()
     with isolated_sampling(data, seed), pyro.settings.context(module_local_params=True):
@@ -265,12 +279,15 @@ def centralized(
         objective()  # creates the guide's parameters
         optimizer = torch.optim.Adam(objective.parameters(), lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for _ in range(steps):
+        begin = inf
+        for step in range(steps):
             optimizer.zero_grad()
             loss = objective()
+            begin = begin if step else loss.item()
             loss.backward()
             optimizer.step()
             schedule.step()
+        _check_loss(begin, loss.item())
         with torch.no_grad():
             traces = [poutine.trace(q).get_trace() for _ in range(draws)]
         names = [n for n, _ in latent(poutine.trace(joint).get_trace())]
@@ -280,6 +297,18 @@ def centralized(
     return _as_arviz(joint, sites, seed, dims or {}, stats)
 
 
+def _check_loss(begin: float, end: float) -> None:
+    """Warn if the loss of an optimization has risen; raise ValueError if it is not finite."""
+    if not isfinite(end):
+        raise ValueError(f"the loss is {end} after the last step; lower lr")
+    if end > begin + max(1.0, abs(begin)):
+        warn_user(
+            f"the loss has risen from {begin:.4g} to {end:.4g}, so that the draws are unreliable; "
+            "lower lr, or take more steps"
+        )
+
+
+@checked
 def pooled(data: Federation) -> Federation:
     """Return a federation with a single client that has all training clients' rows."""
     train, test = (torch.cat(part[: data.clients]).unique() for part in (data.train, data.test))

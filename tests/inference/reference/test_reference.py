@@ -258,7 +258,7 @@ def test_runs_are_compared_as_they_are():
     assert table.equals(drawn)
     with pytest.raises(ValueError, match="fitted is a Method; expected a Run, or the result"):
         reference.compare_posteriors(run, method)
-    with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
+    with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 4"):
         reference.compare_posteriors(run, run, draws=0)
 
 
