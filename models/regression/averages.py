@@ -300,7 +300,7 @@ def _pieces(
 ) -> Iterator[tuple[RowPredictors, range]]:
     """Yield the predictors of a client's rows, some rows at a time, and which these are."""
     for begin in range(0, len(frame), PIECE):
-        some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
+        some = frame.iloc[begin : begin + PIECE]
         yield (
             run_program(method, drawn, some, client, effects),
             range(begin, begin + len(some)),

@@ -227,7 +227,7 @@ class Columns:
         if name == "mo":
             return  # levels may be text
         for site, frame in self.clients.frames.items():
-            refuse_large(f"{site}: {call.args[0]}", self._values(call)(frame))
+            refuse_large(f"{site}: {call.args[0]}", self._values(call)(frame), frame)
 
     def _learn_range(self, call: Any) -> Curve:
         """Store the range of the variable of a spline or polynomial."""

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from pyrofl.data import Federation
+from pyrofl.data.frames import place_of
 from pyrofl.data.outlines import outline
 from pyrofl.data.tables.preprocessor import ColumnPreprocessing, Preprocessor
 from pyrofl.data.tables.source import Source
@@ -286,10 +287,10 @@ class Design:
                 if name in frame and kind_of(frame[name]) != "numbers":
                     raise ValueError(
                         f"{site}: column {name} holds text; expected numbers, and got "
-                        f"{frame[name].iloc[0]!r} in row 0"
+                        f"{frame[name].iloc[0]!r} in {place_of(frame, 0)}"
                     )
             for name, values in zip(self.places, self.x(frame, site).T, strict=True):
-                refuse_large(f"{site}: {name}", values)
+                refuse_large(f"{site}: {name}", values, frame)
 
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
@@ -299,21 +300,23 @@ class Design:
                 self.check_role(role, site, frame)
             bad = ~self.family.admits(y, self._second(y, frame))
             if bad.any():
+                place = place_of(frame, int(bad.argmax()))
                 raise ValueError(
-                    f"{site}: response {self.formula.response} is {y[bad][0]:g} in row "
-                    f"{int(bad.argmax())}; expected {SUPPORTS[self.family.support]}"
+                    f"{site}: response {self.formula.response} is {y[bad][0]:g} in {place}; "
+                    f"expected {SUPPORTS[self.family.support]}"
                 )
-            refuse_large(f"{site}: response {self.formula.response}", y)
+            refuse_large(f"{site}: response {self.formula.response}", y, frame)
             low, high = self.formula.truncation or (-np.inf, np.inf)
             if (bad := (y < low) | (y > high)).any():
+                place = place_of(frame, int(bad.argmax()))
                 raise ValueError(
-                    f"{site}: response {self.formula.response} is {y[bad][0]:g} in row "
-                    f"{int(bad.argmax())}; expected numbers from {low:g} to {high:g}, as of trunc()"
+                    f"{site}: response {self.formula.response} is {y[bad][0]:g} in {place}; "
+                    f"expected numbers from {low:g} to {high:g}, as of trunc()"
                 )
             if bounds := {*BOUNDS} & {*self.formula.columns}:
                 columns = {n: self.response_column(n, frame) for n in ("event", *bounds)}
                 names = {"time": self.formula.response, **self.formula.columns}
-                check_times(site, y, columns, names)
+                check_times(site, frame, y, columns, names)
 
     def _second(self, y: np.ndarray, frame: pd.DataFrame) -> np.ndarray | None:
         """Return trials, or upper bounds of events after a time, [N]; None if there are none."""
@@ -343,9 +346,10 @@ class Design:
             "entry": (values >= 0, "times of at least 0"),
         }[role]
         if not fits.all():
-            row = int((~fits).argmax())
-            name = self.formula.columns[role]
-            raise ValueError(f"{site}: {name} is {values[row]:g} in row {row}; expected {words}")
+            row, name = int((~fits).argmax()), self.formula.columns[role]
+            raise ValueError(
+                f"{site}: {name} is {values[row]:g} in {place_of(frame, row)}; expected {words}"
+            )
 
     def federation(self) -> Federation:
         """Return the federation that the generated program reads, in double precision.

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pyrofl.arguments import ProperShare, check_name, checked
-from pyrofl.data.frames import Tables
+from pyrofl.data.frames import Tables, number_rows, place_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.transport.message_checks import MAX_SHOWN_CHARACTERS, one_line
 from pyrofl.inference.transport.site_rules import BrokenRuleError, SiteRules
@@ -179,7 +179,7 @@ def _cells(name: str, frame: pd.DataFrame, time: str, event: str) -> tuple[Float
             raise ValueError(f"{name}: {error}") from None
         if kind_of(frame[column]) != "numbers":
             raise ValueError(f"{name}: column {column} holds text; expected numbers")
-    whole = frame[[time, event]].dropna()
+    whole = number_rows(frame)[[time, event]].dropna()
     if len(whole) < len(frame):
         warn_user(f"{name}: {len(frame) - len(whole)} of {len(frame)} rows have no time or event")
     times, events = (whole[column].to_numpy(dtype=np.float64) for column in (time, event))
@@ -189,7 +189,8 @@ def _cells(name: str, frame: pd.DataFrame, time: str, event: str) -> tuple[Float
     ):
         if not fits.all():
             row = int((~fits).argmax())
-            raise ValueError(f"{name}: {column} is {values[row]:g} in row {row}; expected {words}")
+            place = place_of(whole, row)
+            raise ValueError(f"{name}: {column} is {values[row]:g} in {place}; expected {words}")
     return times, events
 
 

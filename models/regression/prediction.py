@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Batch
+from pyrofl.data.frames import number_rows, place_of
 from pyrofl.data.tables.owners import client_cells, owners_of
 from pyrofl.data.tables.row_checks import outlier_position
 from pyrofl.data.tables.wording import listed
@@ -79,6 +80,7 @@ class RowPredictors(NamedTuple):
 
     eta: Tensor
     response: Any
+    frame: pd.DataFrame
 
 
 def regression_of(fitted: Any) -> Any:
@@ -129,9 +131,16 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
             raise ValueError(
                 f"new rows are a {type(x).__name__}; expected a data frame, or a dict of columns"
             )
-        frame = pd.DataFrame(dict(x))
+        try:
+            frame = pd.DataFrame(dict(x))
+        except ValueError as error:
+            raise ValueError(
+                "new rows are a dict without a list of one length for each column; expected rows "
+                "such as {'x': [1.0, 2.0], 'treat': ['no', 'yes']}"
+            ) from error
     if not len(frame):
         raise ValueError("new rows are empty; expected at least one row")
+    frame = number_rows(frame)
     train = design.clients.template
     columns = {}
     for name in design.needed:
@@ -140,11 +149,11 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
                 f"new rows have no column {name!r}; expected all of {', '.join(design.needed)}"
                 f"{did_you_mean(name, map(str, frame.columns))}"
             )
-        column = frame[name].reset_index(drop=True).infer_objects()
+        column = frame[name].infer_objects()
         if column.isna().any():
             raise ValueError(
-                f"column {name} of new rows is missing in row {int(column.isna().argmax())}; "
-                "expected a value in every row"
+                f"column {name} of new rows is missing in "
+                f"{place_of(frame, int(column.isna().argmax()))}; expected a value in every row"
             )
         levels = design.clients.levels.get(name)
         if levels is not None:
@@ -161,10 +170,11 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
             )
         like = train[name].dtype if name in train else column.dtype
         if isinstance(like, pd.CategoricalDtype):
-            column = pd.Series(pd.Categorical(column.tolist(), like.categories, like.ordered))
+            cells = pd.Categorical(column.tolist(), like.categories, like.ordered)
+            column = pd.Series(cells, frame.index)
         columns[name] = column.astype(like) if like.kind in "fb" else column
     level = design.level_of(client)
-    table = pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
+    table = pd.DataFrame({**columns, design.client: level}, index=frame.index)
     for role in ("trials", "se"):
         if role in design.formula.columns:
             design.check_role(role, "new rows", table)
@@ -264,7 +274,7 @@ def run_program(
     eta, shape = nodes["eta"]["value"], torch.Size([count, 1, rows])
     responses = [s["fn"] for s in nodes.values() if s["type"] == "sample" and _of_rows(s)]
     response = responses[0].expand(shape) if responses else None
-    return RowPredictors(eta.expand(*shape, *eta.shape[3:]), response)
+    return RowPredictors(eta.expand(*shape, *eta.shape[3:]), response, frame)
 
 
 def derived_sites(program: Any, design: Design, shared: Tensors) -> Tensors:
@@ -320,16 +330,17 @@ def _with_levels(one: GroupTerm, frame: pd.DataFrame, client: str, column: str) 
     return replace(one, levels={place: (*held, *new)}, most=1)
 
 
-def _refuse_negative_rates(response: Any) -> None:
+def _refuse_negative_rates(rows: RowPredictors) -> None:
     """Raise ValueError if a Poisson distribution with an identity link has a negative rate."""
-    if not isinstance(response, pyro.distributions.Poisson):
+    if not isinstance(rows.response, pyro.distributions.Poisson):
         return
-    if bool((below := response.rate.isnan().flatten(1)).any()):  # [S, N]
+    if bool((below := rows.response.rate.isnan().flatten(1)).any()):  # [S, N]
         row = int(below.any(0).nonzero()[0])
         share = float(below[:, row].double().mean())
         raise ValueError(
-            f"the expected count of row {row} is negative in {share:.1%} of the draws, as "
-            "link 'identity' has no lower bound; use link 'log', or rows with larger counts"
+            f"the expected count of {place_of(rows.frame, row)} is negative in {share:.1%} of the "
+            "draws, as link 'identity' has no lower bound; use link 'log', or rows with larger "
+            "counts"
         )
 
 
@@ -344,7 +355,7 @@ def mean_of_rows(rows: RowPredictors) -> Tensor:
         return rows.eta[:, 0]
     if isinstance(fn, CLASSES):
         return probabilities(fn)[:, 0]
-    _refuse_negative_rates(fn)
+    _refuse_negative_rates(rows)
     located = (pyro.distributions.StudentT, pyro.distributions.AsymmetricLaplace)
     mean: Tensor = fn.loc if isinstance(fn, located) else fn.mean
     return mean[:, 0]
@@ -422,9 +433,9 @@ def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
     if cell := outlier_position(off):
         (row, place), name = cell, names[cell[1]]
         warn_user(
-            f"column {name} of new rows holds {frame[name].iloc[row]:.6g} in row {row}, "
-            f"{abs(off[row, place]):.3g} standard deviations from its mean in training; "
-            "predictions so far from all training rows are unreliable"
+            f"column {name} of new rows holds {frame[name].iloc[row]:.6g} in "
+            f"{place_of(frame, row)}, {abs(off[row, place]):.3g} standard deviations from its mean "
+            "in training; predictions so far from all training rows are unreliable"
         )
 
 
@@ -446,9 +457,9 @@ def _of_client(
     """Return predictive means and statistics of one client's rows."""
     rng, parts = stream(seed, Stream.ROWS, client), []
     for begin in range(0, len(frame), PIECE):
-        some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
+        some = frame.iloc[begin : begin + PIECE]
         rows = run_program(method, drawn, some, client)
-        _refuse_negative_rates(rows.response)
+        _refuse_negative_rates(rows)
         parts.append(predictive_values(iter([rows.response]), len(some), len(rows.eta), rng))
     mean = torch.cat([part for part, _ in parts])
     return mean, {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]}

@@ -18,7 +18,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from pyrofl.arguments import check_name, did_you_mean
 from pyrofl.data import Federation
-from pyrofl.data.frames import Tables
+from pyrofl.data.frames import Tables, number_rows, place_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.agreement import (
     PRIVATE,
@@ -235,9 +235,9 @@ def agreed(
                 f"{nouns().client.many}{did_you_mean(name, map(str, frames[lacking[0]].columns))}"
             )
             raise MissingColumn(text, lacking[0], name)
+    frames = {site: number_rows(frame)[list(used)] for site, frame in frames.items()}
     for name in used:
         _refuse_values(name, frames, factors)
-    frames = {site: frame[list(used)] for site, frame in frames.items()}
     whole = {site: _complete(frame) for site, frame in frames.items()}
     result = agreement.agree(
         COLUMNS,
@@ -263,7 +263,7 @@ def agreed(
 def _complete(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows without missing values."""
     whole = frame[~frame.isna().any(axis=1)]
-    return whole.reset_index(drop=True).infer_objects()  # numbers in a column of objects
+    return whole.infer_objects()  # numbers in a column of objects
 
 
 def _summary(
@@ -465,7 +465,7 @@ def _refuse_two_kinds(
             column = frames[texts[0]][name]
             odd = pd.to_numeric(column.astype(str), errors="coerce").isna()
             row = int(odd.argmax())  # the first, if all are numbers written as text
-            shown = f", such as {column.iloc[row]!r} in row {row} of {texts[0]}"
+            shown = f", such as {column.iloc[row]!r} in {place_of(column, row)} of {texts[0]}"
         raise ValueError(
             f"column {name} holds numbers at {listed(numbers, 3)}, and text at {listed(texts, 3)}"
             f"{shown}; expected one type at all {nouns().client.many}: correct the cells, or "
@@ -480,7 +480,8 @@ def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Seque
         kinds = {type(value) for value in column.tolist()} if column.dtype == object else set()
         if len(kinds) > 1 or any(not issubclass(kind, PLAIN) for kind in kinds):
             kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            first = {type(v): f"{v!r:.20} in row {row}" for row, v in reversed([*column.items()])}
+            cells = reversed([*enumerate(column)])
+            first = {type(v): f"{v!r:.20} in {place_of(column, row)}" for row, v in cells}
             raise ValueError(
                 f"{site}: column {name} holds values of type {kind_names}, such as "
                 f"{listed([*first.values()])}; expected numbers, texts or Booleans, all of one type"
@@ -544,7 +545,8 @@ def _typed(column: pd.Series, levels: tuple[Level, ...] | None) -> pd.Series:
     if _ordered(column):
         return column
     if levels is not None and list(levels) != sorted(levels):
-        return pd.Series(pd.Categorical(column.tolist(), levels, ordered=True))  # as declared
+        cells = pd.Categorical(column.tolist(), levels, ordered=True)  # as declared
+        return pd.Series(cells, column.index)
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
     if is_bool_dtype(column) or levels is not None:
@@ -685,13 +687,14 @@ def _value(places: Any) -> Any:
     return bits.astype(np.int64).view(np.float64)
 
 
-def refuse_large(what: str, values: Any) -> None:
-    """Raise ValueError if squares of a column's numbers [N] are not finite."""
+def refuse_large(what: str, values: Any, frame: pd.DataFrame) -> None:
+    """Raise ValueError if squares of numbers [N] of the rows of a frame are not finite."""
     if (bad := ~(np.abs(values) < MAX_NUMBER)).any():
         row = int(bad.argmax())
         shown = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
         raise ValueError(
-            f"{what} is {shown} in row {row}; expected finite numbers below {MAX_NUMBER:g}"
+            f"{what} is {shown} in {place_of(frame, row)}; expected finite numbers below "
+            f"{MAX_NUMBER:g}"
         )
 
 

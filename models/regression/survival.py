@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyrofl.data.frames import place_of
 from pyrofl.models.regression.rows import kind_of
 
 Floats = NDArray[np.float64]
@@ -90,11 +91,18 @@ def refuse_open_bounds(frames: Mapping[str, pd.DataFrame], name: str) -> None:
             )
 
 
-def check_times(site: str, y: Floats, columns: Mapping[str, Any], names: Mapping[str, str]) -> None:
+def check_times(
+    site: str,
+    frame: pd.DataFrame,
+    y: Floats,
+    columns: Mapping[str, Any],
+    names: Mapping[str, str],
+) -> None:
     """Raise ValueError if bounds do not fit the times of a client.
 
     Args:
         site: name of the client.
+        frame: its rows.
         y: times [N].
         columns: "event", "upper" and "entry", if there are bounds -> values [N].
         names: "time", and the same names -> names of columns.
@@ -129,5 +137,5 @@ def check_times(site: str, y: Floats, columns: Mapping[str, Any], names: Mapping
             row, joint = int(bad.argmax()), " " if words.startswith("where") else "; "
             raise ValueError(
                 f"{site}: {names[role]} is {columns[role][row]:g} and {names['time']} is "
-                f"{y[row]:g} in row {row}{joint}{words}"
+                f"{y[row]:g} in {place_of(frame, row)}{joint}{words}"
             )

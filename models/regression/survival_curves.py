@@ -223,7 +223,7 @@ def _values(
     values: dict[int, Tensor] = {}
     for name in dict.fromkeys(owners):
         places = [place for place, owner in enumerate(owners) if owner == name]
-        some = frame.iloc[places].reset_index(drop=True)
+        some = frame.iloc[places]
         curves = (
             part for curve in _curves(method, drawn, some, name) for part in value(curve).unbind(1)
         )
@@ -238,7 +238,7 @@ def _curves(
     is_cox = method.design.family.kind == "cox"
     baseline = _baseline(method, drawn, client) if is_cox else None
     for begin in range(0, len(frame), ROWS_AT_ONCE):
-        some = frame.iloc[begin : begin + ROWS_AT_ONCE].reset_index(drop=True)
+        some = frame.iloc[begin : begin + ROWS_AT_ONCE]
         rows = run_program(method, drawn, some, client)
         if baseline is None:
             yield _Law(rows.response)

@@ -10,6 +10,27 @@ from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.extensions import find_extension
 from pyrofl.user_warnings import warn_user
 
+PLACES = ("line", "row")
+"""Names of indices that say where rows are: in lines of a file, or in rows of a table."""
+
+
+def number_rows(frame: Any) -> Any:
+    """Return a data frame whose index says where its rows are, also after some are left out.
+
+    The index is named "line", if it has the lines of a file, else "row", from 1.
+    """
+    from pandas import RangeIndex
+
+    if frame.index.name in PLACES:
+        return frame
+    return frame.set_axis(RangeIndex(1, len(frame) + 1, name="row"))
+
+
+def place_of(frame: Any, position: int) -> str:
+    """Return where a row is, such as "line 5" of a file or "row 4" of a table, for errors."""
+    places = number_rows(frame).index
+    return f"{places.name} {places[position]}"
+
 
 class Tables:
     """Data frames of the clients, by name; a formula names the columns that a model uses.

@@ -13,7 +13,7 @@ import numpy as np
 import pyro.distributions as dist
 
 from pyrofl.arguments import check_name, composed
-from pyrofl.data.frames import Tables
+from pyrofl.data.frames import Tables, place_of
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import files_of, read_file
 from pyrofl.experiments.experiment import Experiment
@@ -67,10 +67,9 @@ def read_tables(experiment: RegressionExperiment) -> Tables:
         )
     check_name(column, list(frame), "client column")
     if frame[column].isna().any():
-        row = int(frame[column].isna().argmax()) + 1
-        raise ValueError(f"{path}: column {column} is empty in row {row}; expected a client's name")
-    parts = frame.groupby(column, sort=True)
-    frames = {str(name): part.reset_index(drop=True) for name, part in parts}
+        place = place_of(frame, int(frame[column].isna().argmax()))
+        raise ValueError(f"{path}: column {column} is empty in {place}; expected a client's name")
+    frames = {str(name): part for name, part in frame.groupby(column, sort=True)}
     return Tables(with_levels(frames, experiment.levels))
 
 
@@ -119,14 +118,17 @@ def _with_levels(site: str, frame: Any, name: str, levels: list[str]) -> Any:
 
 
 def frame_of(columns: dict[str, Column], text: str) -> Any:
-    """Return columns as a data frame of numbers, Booleans and texts.
+    """Return columns as a data frame of numbers, Booleans and texts, with the places of its rows.
 
     Cells that are no numbers are refused in columns whose names occur in a text, as a formula.
     """
-    from pandas import DataFrame
+    from pandas import DataFrame, Index
 
     words = {*re.findall(r"[\w.]+", text)}
-    return DataFrame({name: _values(column, name in words) for name, column in columns.items()})
+    places = [place.split()[:2] for place in next(iter(columns.values())).places]
+    index = Index([int(number) for _, number in places], name=places[0][0])
+    values = {name: _values(column, name in words) for name, column in columns.items()}
+    return DataFrame(values, index=index)
 
 
 def _values(column: Column, is_used: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyrofl.data.frames import Tables
+from pyrofl.data.frames import Tables, place_of
 from pyrofl.data.tables.table_files import read_file
 from pyrofl.experiments.regressions import frame_of, read_priors, with_levels
 from pyrofl.flower.project import Project
@@ -20,11 +20,10 @@ def read_site_tables(project: Project, path: str, name: str) -> Tables:
         frames = {name: frame}
     else:
         if frame[column].isna().any():
-            row = int(frame[column].isna().argmax()) + 1
-            raise ValueError(f"{path}: column {column} is empty in row {row}; expected a name")
+            place = place_of(frame, int(frame[column].isna().argmax()))
+            raise ValueError(f"{path}: column {column} is empty in {place}; expected a name")
         parts = frame.groupby(column, sort=True)
         frames = {f"{name}/{key}": rows.drop(columns=column) for key, rows in parts}
-        frames = {key: rows.reset_index(drop=True) for key, rows in frames.items()}
     return Tables(with_levels(frames, project.levels))
 
 

@@ -101,7 +101,7 @@ def test_numbers_far_from_those_of_training_are_told(capsys):
     assert "e+30 standard deviations from its mean in training" in line
     assert len(table("out.csv")) == 3
     run = pyrofl.load("run")
-    with pytest.warns(UserWarning, match=r"x: column dose holds 800 in row 1, \d+ standard dev"):
+    with pytest.warns(UserWarning, match=r"x: column dose holds 800 in row 2, \d+ standard dev"):
         run.predict({"age": [0, 1], "dose": [1, 800]}, "site A")
     with pytest.warns(UserWarning, match="x: column age holds"):  # columns as they are
         run.predict(np.array([[55.0, 1.0]], dtype=np.float32), "site A")

@@ -89,6 +89,26 @@ def test_one_file_with_a_gap_and_a_prior_warns_and_uses_both(capsys):
     assert "r is not empty" in capsys.readouterr().err
 
 
+def test_a_response_is_named_by_the_line_of_its_file(capsys):
+    rows = ["site,note,y,x", 'a,"two\nlines",1,0.5', "a,,,0.1", 'a,"one\n\nmore",-7,0.2', "b,c,2,0"]
+    Path("one.csv").write_text("\n".join([*rows, "b,c,3,1", "b,c,4,2", ""]))
+    words = ["--family", "poisson", "--out", "r", "--quiet"]
+    one = ["--data", "csv:one.csv", "--client-column", "site"]
+    assert main(["regress", "y ~ x", *one, *words]) == 2
+    assert "a: response y is -7 in line 5; expected whole numbers" in capsys.readouterr().err
+    two = [rows[0], "b,c,3,1", *rows[4:]]
+    Path("two").mkdir()
+    Path("two/b.csv").write_text("\n".join([*two, ""]))
+    assert main(["regress", "y ~ log(x)", "--data", "csv:two", *words]) == 2
+    assert (
+        "b: log(x) is not a finite number in line 3; expected finite numbers"
+        in capsys.readouterr().err
+    )
+    Path("one.csv").write_text(Path("one.csv").read_text().replace("b,c,4,2", ",c,4,2"))
+    assert main(["regress", "y ~ x", *one, *words]) == 2
+    assert "one.csv: column site is empty in line 10; expected" in capsys.readouterr().err
+
+
 BAD = {
     "column": (["y ~ xx + (1 | hospital)"], "unknown column 'xx'; did you mean x?"),
     "family": ([FORMULA, "--family", "gausian"], "unknown family 'gausian'; did you mean gaussian"),

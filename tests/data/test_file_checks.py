@@ -186,6 +186,14 @@ def test_rows_of_other_lengths_and_copies_are_named(tmp_path):
     assert any(text.startswith("all files ") and "same rows" in text for text in texts), texts
 
 
+def test_rows_with_line_breaks_are_named_by_their_first_line(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('note,x\n"two\nlines",1\n"and\nmore",2,3\n"a\n\nb",four\nc,5\nd,6\n')
+    texts = [p.text for p in check_files([str(path)], ("x",)).problems]
+    assert "line 4 has 3 cells, and the header" in " ".join(texts)
+    assert "line 6" in " ".join(texts)
+
+
 def test_the_command_prints_a_line_for_each_problem(tmp_path, capsys):
     write(tmp_path, "bern", renamed(cells(0), "creatinine", "Creatinine "))
     write(tmp_path, "chur", cells(1))

@@ -290,16 +290,19 @@ def _read(
     with open(path, newline="", encoding=form.encoding) as file:
         reader = csv.reader(file, delimiter=form.separator, skipinitialspace=True)
         header = [composed(cell.strip()) for cell in next(reader, [])]
+        following = reader.line_num + 1
         for cells in reader:
+            # A row with line breaks in quotes is named by its first line.
+            line, following = following, reader.line_num + 1
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(header):
-                text = f"line {reader.line_num} has {len(cells)} cells, and the header"
+                text = f"line {line} has {len(cells)} cells, and the header"
                 cure = "correct the line; cells with a separator need quotes"
                 problems.append(Problem(name, "", f"{text} {len(header)}", cure))
                 continue
             rows.append([cell.strip() for cell in cells])
-            places.append(f"line {reader.line_num}")
+            places.append(f"line {line}")
     if header and not rows:
         problems.append(Problem(name, "", "has no row", "leave it out"))
     table: dict[str, Column] = {}

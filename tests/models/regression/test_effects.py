@@ -266,7 +266,9 @@ def test_figures_show_clients_and_bands(two_lines):
         ({"x": [1.0]}, "bern", "new rows have no column 'treat'; expected all of"),
         ({"x": [1.0], "treat": ["maybe"]}, "bern", "has level 'maybe'.* expected one of no, yes"),
         ({"x": ["a"], "treat": ["no"]}, "bern", "x of new rows holds text; expected numbers"),
-        ({"x": [math.nan], "treat": ["no"]}, "bern", "x of new rows is missing in row 0"),
+        ({"x": [1.0, 2.0], "treat": ["no"]}, "bern", "dict without a list of one length for each"),
+        ({"x": 1.0, "treat": "no"}, "bern", "dict without a list of one length for each column"),
+        ({"x": [math.nan], "treat": ["no"]}, "bern", "x of new rows is missing in row 1"),
         ({"x": [], "treat": []}, "bern", "new rows are empty"),
         ({"x": [1.0], "treat": ["no"]}, "graz", "unknown client 'graz'"),
         ([[1.0, 2.0]], "bern", "expected a data frame, or a dict"),
@@ -280,9 +282,9 @@ def test_wrong_rows_are_refused_in_a_line(two_lines, rows, client, text):
 
 def test_a_number_far_from_all_training_rows_is_named(two_lines):
     rows = {"x": [1.0, -999.0], "treat": ["no", "yes"]}
-    with pytest.warns(UserWarning, match="column x of new rows holds -999 in row 1, .* standard"):
+    with pytest.warns(UserWarning, match="column x of new rows holds -999 in row 2, .* standard"):
         two_lines[0].predict(rows, "bern")
-    with pytest.warns(UserWarning, match="column x of new rows holds .* in row 2"):
+    with pytest.warns(UserWarning, match="column x of new rows holds .* in row 3"):
         two_lines[0].predict({"x": [11.0, 12.0, 13.0], "treat": ["no"] * 3}, "bern")
     two_lines[0].predict({"x": np.array([1, 2], object), "treat": ["no", "yes"]}, "bern")
 

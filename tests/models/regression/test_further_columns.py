@@ -153,7 +153,7 @@ def test_columns_after_the_bar_are_those_of_other_forms():
     ("formula", "how", "text"),
     [
         ("y | se(sei) ~ x", {}, "unknown column 'sei'; did you mean se"),
-        ("y | se(minus) ~ x", {}, "site 0: minus is -1 in row 0; expected standard errors above 0"),
+        ("y | se(minus) ~ x", {}, "site 0: minus is -1 in row 1; expected standard errors above 0"),
         ("y | weights(minus) ~ x", {}, "expected weights of at least 0"),
         ("y | se(se), ~ x", {}, "after '|'"),
         ("y | sd(se) ~ x", {}, "unknown column after '|': 'sd'"),

@@ -92,9 +92,9 @@ def cell(name, value):
 @pytest.mark.parametrize(
     ("change", "how", "text"),
     [
-        (cell("time", -1.0), {}, "bern: time is -1 in row 1; expected times of at least 0"),
-        (cell("time", np.inf), {}, "bern: time is inf in row 1; expected times of at least 0"),
-        (cell("seen", 2), {}, "bern: seen is 2 in row 1; expected 1 for an event and 0 for a cen"),
+        (cell("time", -1.0), {}, "bern: time is -1 in row 2; expected times of at least 0"),
+        (cell("time", np.inf), {}, "bern: time is inf in row 2; expected times of at least 0"),
+        (cell("seen", 2), {}, "bern: seen is 2 in row 2; expected 1 for an event and 0 for a cen"),
         (cell("seen", "yes"), {}, "bern: column seen holds text; expected numbers"),
         (lambda f: f.assign(time="3 days"), {}, "bern: column time holds text; expected numbers"),
         (lambda f: f, {"time": "tme"}, "bern: unknown column 'tme'; did you mean time"),

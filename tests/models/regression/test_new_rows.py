@@ -42,10 +42,10 @@ def known_errors():
 @pytest.mark.parametrize(
     ("run", "row", "text"),
     [
-        ("binomial", {"n": -1}, "new rows: n is -1 in row 1; expected whole numbers of trials"),
-        ("binomial", {"n": 2.5}, "new rows: n is 2.5 in row 1; expected whole numbers of trials"),
-        ("known_errors", {"se": -1.0}, "new rows: se is -1 in row 1; expected standard errors"),
-        ("known_errors", {"se": 0.0}, "new rows: se is 0 in row 1; expected standard errors"),
+        ("binomial", {"n": -1}, "new rows: n is -1 in row 2; expected whole numbers of trials"),
+        ("binomial", {"n": 2.5}, "new rows: n is 2.5 in row 2; expected whole numbers of trials"),
+        ("known_errors", {"se": -1.0}, "new rows: se is -1 in row 2; expected standard errors"),
+        ("known_errors", {"se": 0.0}, "new rows: se is 0 in row 2; expected standard errors"),
     ],
 )
 @pytest.mark.parametrize("call", ["predict", "row_draws"])
@@ -73,7 +73,7 @@ def test_expected_responses_of_a_quantile_regression_are_means():
 @pytest.mark.filterwarnings("ignore:estimates of corrected draws .* for the sd of")
 def test_rates_below_zero_are_refused_where_counts_are_drawn():
     run = fitted("count ~ x + (1 | client)", family="poisson", link="identity")
-    with pytest.raises(ValueError, match=r"count of row 1 is negative in .+% of the draws"):
+    with pytest.raises(ValueError, match=r"count of row 2 is negative in .+% of the draws"):
         run.predict({"x": [0.0, -6.0]}, "a")
     with pytest.raises(ValueError, match="use link 'log'"):
         effects.row_draws(run, {"x": [-6.0]}, "a")

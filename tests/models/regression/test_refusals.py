@@ -34,7 +34,7 @@ REFUSED = {
     "a logarithm of 0": (
         "y ~ np.log(z)",
         {"z": 0.0},
-        "A: np.log(z) is not a finite number in row 0",
+        "A: np.log(z) is not a finite number in row 1",
     ),
     "a square that overflows": ("y ~ x", {"x": 1e200}, "expected finite numbers below 1e+100"),
     "a response that overflows": ("y ~ x", {"y": 1e200}, "response y is 1e+200 in row"),
@@ -60,7 +60,7 @@ def test_formulas_and_columns_are_refused_in_one_line(name):
 
 
 def test_trials_are_whole_numbers():
-    with pytest.raises(ValueError, match=r"A: n is 10.5 in row 0; expected whole numbers"):
+    with pytest.raises(ValueError, match=r"A: n is 10.5 in row 1; expected whole numbers"):
         pyrofl.regression("p(k, n) ~ x", tables(n=10.5), family="binomial")
 
 

@@ -150,16 +150,16 @@ def test_cox_leaves_out_rows_that_enter_later():
 
 INTERVAL, ENTRY = "censored(time, event, upper=until) ~ x", "censored(time, event, entry=start) ~ x"
 REFUSED = {
-    "a time of 0": (ENTRY, {"time": 0.0}, "basel: response time is 0 in row 2; expected numbers"),
+    "a time of 0": (ENTRY, {"time": 0.0}, "basel: response time is 0 in row 3; expected numbers"),
     "a left-censored time without event": (
         INTERVAL,
         {"time": 0.0, "event": 0, "until": 2.0},
-        "basel: response time is 0 in row 2; expected numbers above 0",
+        "basel: response time is 0 in row 3; expected numbers above 0",
     ),
     "an upper bound below": (
         INTERVAL,
         {"time": 3.0, "event": 1, "until": 2.0},
-        "basel: until is 2 and time is 3 in row 2; expected bounds of at least the time",
+        "basel: until is 2 and time is 3 in row 3; expected bounds of at least the time",
     ),
     "an upper bound of a censored time": (
         INTERVAL,
@@ -180,14 +180,14 @@ REFUSED = {
     "an entry at the time": (
         ENTRY,
         {"time": 2.0, "start": 2.0},
-        "basel: start is 2 and time is 2 in row 2; expected entries before the time",
+        "basel: start is 2 and time is 2 in row 3; expected entries before the time",
     ),
     "an entry within the interval": (
         FORMULA,
         {"time": 1.0, "event": 1, "start": 1.5, "until": 2.0},
         "expected entries before the time",
     ),
-    "a negative entry": (ENTRY, {"start": -1.0}, "basel: start is -1 in row 2; expected times"),
+    "a negative entry": (ENTRY, {"start": -1.0}, "basel: start is -1 in row 3; expected times"),
     "an infinite entry": (ENTRY, {"start": np.inf}, "entry of the response is not a finite number"),
     "events of 1 and 2": (ENTRY, {"event": 2}, "expected 1 for an event and 0 for a censored time"),
     "entry as text": ("censored(time, event, entry=g) ~ x", {}, "column g holds text; expected"),

@@ -152,11 +152,11 @@ REFUSED = [
     ("y | trunc(lb=3, ub=1) ~ x", "gaussian", "expected trunc"),
     ("y | trunc(lb=nan) ~ x", "gaussian", "expected trunc"),
     ("y | trunc(lb=0) + trunc(ub=9) ~ x", "gaussian", "expected trunc"),
-    ("y | trunc(lb=1.5) ~ x", "gaussian", "bern: response y is 1 in row 0; expected numbers from"),
+    ("y | trunc(lb=1.5) ~ x", "gaussian", "bern: response y is 1 in row 1; expected numbers from"),
     ("y | trunc(lb=0.5) ~ x", "poisson", "expected whole numbers for counts, such as lb=1"),
     ("y | trunc(lb=0) ~ x", "poisson", "expected whole numbers for counts, such as lb=1"),
     ("y | trunc(ub=5000) ~ x", "poisson", "at most 1,000 counts below lb or up to ub"),
-    ("y | trunc(ub=1) ~ x", "poisson", "response y is 2 in row 1; expected numbers from -inf to 1"),
+    ("y | trunc(ub=1) ~ x", "poisson", "response y is 2 in row 2; expected numbers from -inf to 1"),
     ("y | trunc(lb=0) ~ x", "gamma", "has a column of trunc, which family gamma does not read"),
 ]
 
