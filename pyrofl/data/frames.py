@@ -11,13 +11,13 @@ from pyrofl.extensions import find_extension
 from pyrofl.user_warnings import warn_user
 
 PLACES = ("line", "row")
-"""Names of indices that say where rows are: in lines of a file, or in rows of a table."""
+"""Names of the index of a data frame with the places of its rows: lines of a file, or rows."""
 
 
 def number_rows(frame: Any) -> Any:
-    """Return a data frame whose index says where its rows are, also after some are left out.
+    """Return a data frame with the places of its rows as index, named as one of `PLACES`.
 
-    The index is named "line", if it has the lines of a file, else "row", from 1.
+    Rows without lines of a file are counted from 1. Places are kept when rows are left out.
     """
     from pandas import RangeIndex
 
@@ -27,7 +27,7 @@ def number_rows(frame: Any) -> Any:
 
 
 def place_of(frame: Any, position: int) -> str:
-    """Return where a row is, such as "line 5" of a file or "row 4" of a table, for errors."""
+    """Return the place of a row for errors: "line 5" of a file, or "row 4" of a table."""
     places = number_rows(frame).index
     return f"{places.name} {places[position]}"
 
