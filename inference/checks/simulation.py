@@ -23,9 +23,11 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, Whole, check_name, checked
 from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.inference.checks import replicas
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
+from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.start import first, method_schedule
 from pyrofl.inference.engine.state import RoundState
@@ -164,7 +166,7 @@ class Ranks:
 @checked
 def sbc(
     method: Method | Callable[[int], Method],
-    data: Federation,
+    data: Federation | Tables,
     rounds: Whole,
     replications: AtLeastTwo = 200,
     draws: Count = 199,
@@ -189,7 +191,8 @@ def sbc(
 
     Args:
         method: a method, or round number (from 0) -> method.
-        data: template federation; held-out clients and test rows are ignored.
+        data: template federation, or the tables of a regression; held-out clients and test rows are
+            ignored.
         rounds: rounds of every fit.
         replications: number R of replications.
         draws: number L of draws from the posterior of every replication.
@@ -233,7 +236,7 @@ def sbc(
 
     bins = _bins(replications, draws, bins)
     at = method_schedule(method)
-    template = replicas.compact(data)
+    template = replicas.compact(prepare_data(at(0), data))
     begin = first(at(0), template, seed, server)
     with calling("program"):
         truth, y = simulated(at(0), template, begin, replications, seed)
@@ -247,7 +250,7 @@ def sbc(
         at, template, y, begin, seeds, allow_diverged, rounds=rounds, chunk_size=chunk_size
     )
     for r, (state, bad) in enumerate(fits):
-        seen = {}
+        seen: Tensors = {}
         if not bad:
             # Adaptation trains on the responses of this replication.
             simulated_data = replace(template, y=y[r].to(template.y))

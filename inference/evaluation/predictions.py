@@ -13,7 +13,6 @@ from torch import Generator, Tensor
 from pyrofl.arguments import check_name
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
-from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.extensions import find_extension
 from pyrofl.inference.definition.method import Method
@@ -242,7 +241,7 @@ def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
         )
     if preparation and (far := preparation.find_outlier(rows)):
         row, column, off = far
-        place = next(iter(columns_of(x).values())).places[row] if is_table else f"row {row}"
+        place = preparation.place_of(x, row) if is_table else f"row {row}"
         warn_user(
             f"{what}: column {column.name} holds {off * column.scale + column.center:.6g} in "
             f"{place}, {abs(off):.3g} standard deviations from its mean in training; predictions "

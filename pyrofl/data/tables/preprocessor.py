@@ -210,6 +210,12 @@ class Preprocessor:
         ]
         return torch.from_numpy(np.stack(columns, 1).astype(np.float32))
 
+    @staticmethod
+    def place_of(table: Any, row: int) -> str:
+        """Return the place of a row of a table, such as "line 3" of a file."""
+        place: str = next(iter(columns_of(table).values())).places[row]
+        return place
+
     def find_outlier(self, features: Tensor) -> tuple[int, ColumnPreprocessing, float] | None:
         """Return the value farthest from its training mean if it is an outlier, else None.
 

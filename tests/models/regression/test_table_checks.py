@@ -203,3 +203,18 @@ def test_whole_numbers_are_the_same_levels_in_columns_of_integers_and_of_decimal
         warnings.simplefilter("error")
         method = pyrofl.regression("y ~ C(ward)", federations.from_frames(frames))
     assert method.priors().count("C(ward)") == 2
+
+
+def test_ranks_of_tables_are_those_of_the_prepared_rows():
+    random = np.random.default_rng(0)
+    frames = {
+        name: pd.DataFrame({"x": random.normal(size=n), "y": random.normal(size=n)})
+        for name, n in {"a": 9, "b": 1, "c": 5}.items()
+    }
+    tables = pyrofl.federations.from_frames(frames)
+    method = pyrofl.regression("y ~ x", tables)
+    how = {"rounds": 1, "replications": 3, "draws": 5, "bins": 2}
+    found, expected = (
+        pyrofl.checks.sbc(method, data, **how).ranks for data in (tables, method.prepare(tables))
+    )
+    assert found.equals(expected)
