@@ -76,6 +76,13 @@ def test_features_that_differ_from_r_are_those_with_a_reason(regression_scripts:
     ] < (1e-5)
 
 
+def test_references_of_regressions_can_be_read(regression_scripts: Path):
+    script = runpy.run_path(str(regression_scripts / "fit_cases.py"))
+    names = [path.stem for path in script["REFERENCES"].glob("*.json")]
+    assert len(names) > 20
+    assert all(script["Reference"].load(script["REFERENCES"], name).statistics for name in names)
+
+
 def test_stored_fits_of_features_are_those_of_the_scripts(regression_scripts: Path):
     cases = runpy.run_path(str(regression_scripts / "features.py"))["CASES"]
     rows = json.loads((regression_scripts / "features.json").read_text())

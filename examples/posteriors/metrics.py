@@ -59,9 +59,10 @@ class Reference:
     draws: Draws
 
     def save(self, folder: Path, name: str) -> None:
-        """Write NAME.json and NAME.npz."""
+        """Write NAME.json, and NAME.npz if there are draws."""
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / f"{name}.npz", **self.draws)
+        if self.draws:
+            np.savez_compressed(folder / f"{name}.npz", **self.draws)
         facts = ("made_by", "diagnostic", "effective", "seconds")
         told = [f'"{n}": {json.dumps(getattr(self, n))}' for n in facts]
         each = (f'  "{n}": {json.dumps(v)}' for n, v in self.statistics.items())
@@ -71,13 +72,15 @@ class Reference:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> Reference:
-        """Read NAME.json and NAME.npz."""
+        """Read NAME.json, and NAME.npz if there is one."""
         path = folder / f"{name}.json"
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; run references.py --problems {name}")
         told = json.loads(path.read_text())
         del told["columns"]
         told["statistics"] = {n: Statistics(*v) for n, v in told["statistics"].items()}
+        if not path.with_suffix(".npz").exists():
+            return cls(**told, draws={})
         with np.load(path.with_suffix(".npz")) as kept:
             return cls(**told, draws=dict(kept))
 

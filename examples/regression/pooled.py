@@ -82,10 +82,14 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
     groups = []
     for one in design.groups:
         columns = _columns(one.group.text, table)
-        place = pd.factorize(
-            table[list(one.group.factors)].astype(str).agg(":".join, axis=1), sort=False
-        )
+        words = table[list(one.group.factors)].astype(str).agg(":".join, axis=1)
+        place = pd.factorize(words, sort=False)
         order = [":".join([str(v)]) for v in design.clients.frames]
+        if one.kind == "shared":  # in the order of our effects, not of the rows
+            levels = one.levels[""]
+            several = len(one.group.factors) > 1
+            order = [":".join(map(str, v)) if several else str(v) for v in levels]
+            place = (pd.Categorical(words, order).codes, order)
         if one.kind == "client":
             place = (pd.Categorical(table[one.group.factors[0]].astype(str), order).codes, order)
         groups.append((one, np.column_stack(list(columns.values())), place[0], len(place[1])))
@@ -115,11 +119,12 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
                 "b", each.expand([many, len(codes)]).to_event(2) if many else each.to_event(1)
             )
         eta = (x - means) @ b.T if has_intercept or kind == "ordinal" else x @ b.T
+        value, middle = terms.value(b)
         if "Intercept" in chosen.others:
             at_mean = numpyro.sample("Intercept_centered", prior(chosen.others["Intercept"], many))
-            numpyro.deterministic("Intercept", at_mean - b @ means)
+            numpyro.deterministic("Intercept", at_mean - b @ means - middle)
             eta = eta + at_mean
-        eta = eta + terms.value(b)
+        eta = eta + value
         for one, z, codes_of, count in groups:
             k, label = z.shape[1], one.name
             sd = numpyro.sample(
@@ -175,8 +180,11 @@ class _Terms:
                 self.parts[f"{kind}_{variable}"] = np.asarray(table[variable], dtype=float)
 
     def value(self, b: Any) -> Any:
-        """Return the sum of processes and monotonic effects, minus their means."""
-        total = 0.0
+        """Return the sum of processes and monotonic effects, minus means; and those of the latter.
+
+        The intercept is that of the lowest level of a monotonic effect.
+        """
+        total, middle = 0.0, 0.0
         for name, x in self.parts.items():
             if name.startswith("gp"):
                 sd = numpyro.sample(f"sd_{name}", prior(self.priors[f"sd_{name}"]))
@@ -200,10 +208,11 @@ class _Terms:
                 curve = (slope * steps * jnp.insert(jnp.cumsum(zeta), 0, 0.0))[level]
                 # The line is in b already.
                 curve = curve - slope * level
+                middle = middle + curve.mean()
             else:
                 continue
             total = total + curve - curve.mean()
-        return total
+        return total, middle
 
     def thresholds(self, cuts: Any) -> tuple[Any, Any]:
         """Return the cut points of each row [N, K - 1], and those at 0 minus those at the means."""
