@@ -255,8 +255,8 @@ def fit(
                 find_extension("unrecorded updates") if loop.get("record") is None else None
             )
             slow = unrecorded(run.method, work) if unrecorded else ()
-            for told in dict.fromkeys((str(run.status), *run.warnings, *slow)):
-                shown.tell(told)
+            for text in dict.fromkeys((str(run.status), *run.warnings, *slow)):
+                shown.tell(text)
     if alternative is None or not failure:
         return run
     other = alternative(data)

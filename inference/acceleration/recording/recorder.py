@@ -404,14 +404,14 @@ def equal(one: Tensor, other: Tensor) -> bool:
 def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
     """Return types, devices, shapes and strides of tensors, and which tensors share a storage."""
     first: dict[int, int] = {}
-    found = []
+    layouts = []
     for i, v in enumerate(tensors):
         shape, strides = v.shape, v.stride()
         if 1 in shape or 0 in shape:  # whose strides mean nothing
             strides = tuple(s if n > 1 else 0 for n, s in zip(shape, strides, strict=True))
         shared = first.setdefault(v.untyped_storage()._cdata, i)
-        found.append((v.dtype, v.device, shape, strides, shared))
-    return tuple(found)
+        layouts.append((v.dtype, v.device, shape, strides, shared))
+    return tuple(layouts)
 
 
 def identity(value: object) -> object:

@@ -242,9 +242,9 @@ class RowLayer(torch.autograd.Function):
         ctx.difference = None
         if center is None:
             return y, None, along
-        is_apart = center.shape[1] == whole.shape[1]
-        ctx.difference = whole - center if is_apart else whole
-        ctx.along = ctx.difference[:, 2 * n :] if is_apart else whole[:, 2 * n :] - center
+        is_centered = center.shape[1] == whole.shape[1]
+        ctx.difference = whole - center if is_centered else whole
+        ctx.along = ctx.difference[:, 2 * n :] if is_centered else whole[:, 2 * n :] - center
         half, coefficients = (
             dot(ctx.difference[:, :n], ctx.difference[:, n : 2 * n]),
             ctx.along[..., 0],

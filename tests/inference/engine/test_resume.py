@@ -1,4 +1,4 @@
-"""A saved state whose tensors were edited is refused in one line, before any work."""
+"""Edited tensors of a saved state are refused in one line, before any work."""
 
 from __future__ import annotations
 
